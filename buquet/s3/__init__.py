@@ -1,0 +1,1 @@
+"""The S3 wire: endpoint, credentials, XML and a client that sends one signed attempt a call."""

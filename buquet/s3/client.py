@@ -1,0 +1,137 @@
+"""The wire: one signed HTTP request a call, and the answer as it came.
+
+Nothing is sent twice here and nothing is judged: retries and verdicts belong to the layers
+above. A request is signed at the last moment, when a connection slot is free, and its
+`before_sign` hook is called right before that.
+
+Example::
+
+    client = S3Client(endpoint, "us-east-1", credentials)
+    response = await client.get("tasks/a/1.json", clock.unix)
+    response.status, response.headers["ETag"], response.body
+
+Errors: `TransportError`, and whatever `before_sign` and the credentials raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from buquet._core.sign import Signer, canonical_query, encode_path, payload_hash
+from buquet.s3.transport import Limits, Response, Transport
+from buquet.s3.xml import build_create_bucket, build_delete
+
+if TYPE_CHECKING:
+    from buquet.config import AccessKeys
+    from buquet.s3.credentials import Credentials
+    from buquet.s3.endpoint import Endpoint
+
+BeforeSign = Callable[[], float]
+"""Called right before a request is signed: returns the Unix time in seconds to sign it with.
+
+What it raises ends the request, which then was not sent.
+"""
+
+_NO_REGION = frozenset({"us-east-1", "auto"})
+"""Regions that a `CreateBucket` does not name: S3 refuses the first, R2 means the second."""
+
+
+class S3Client:
+    """A client of one bucket. It belongs to the event loop that it is first used in.
+
+    It may be left unclosed: its connections end with the loop, or with the client.
+
+    Parameters
+    ----------
+    endpoint:
+        The bucket's address.
+    region:
+        The region that signatures name.
+    credentials:
+        The source of keys.
+    limits:
+        Bounds of time and number.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, region: str, credentials: Credentials, limits: Limits | None = None
+    ) -> None:
+        self.endpoint = endpoint
+        self.region = region
+        self.credentials = credentials
+        limits = limits or Limits()
+        self._slots = asyncio.Semaphore(limits.connections)
+        self._transport = Transport(limits)
+        self._signer: tuple[AccessKeys, Signer] | None = None
+
+    async def get(self, key: str, before_sign: BeforeSign) -> Response:
+        """Read an object."""
+        return await self._send("GET", key, before_sign)
+
+    async def head(self, key: str, before_sign: BeforeSign) -> Response:
+        """Read an object's headers."""
+        return await self._send("HEAD", key, before_sign)
+
+    async def put(
+        self, key: str, body: bytes, headers: Mapping[str, str], before_sign: BeforeSign
+    ) -> Response:
+        """Write an object; `headers` carry the condition."""
+        return await self._send("PUT", key, before_sign, headers=headers, body=body)
+
+    async def delete(self, key: str, before_sign: BeforeSign) -> Response:
+        """Delete an object."""
+        return await self._send("DELETE", key, before_sign)
+
+    async def delete_many(self, keys: Sequence[str], before_sign: BeforeSign) -> Response:
+        """Delete up to 1,000 objects; the answer names those that failed."""
+        body = build_delete(keys)
+        # MinIO and older services insist on this checksum.
+        digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+        headers = {"content-md5": digest, "content-type": "application/xml"}
+        return await self._send("POST", "", before_sign, query=[("delete", "")], headers=headers, body=body)
+
+    async def list(self, prefix: str, after: str, limit: int, before_sign: BeforeSign) -> Response:
+        """List up to `limit` keys under `prefix` that sort after `after`."""
+        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(limit)), ("prefix", prefix)]
+        if after:
+            query.append(("start-after", after))
+        return await self._send("GET", "", before_sign, query=query)
+
+    async def create_bucket(self, before_sign: BeforeSign) -> Response:
+        """Create the bucket in the client's region."""
+        body = b"" if self.region in _NO_REGION else build_create_bucket(self.region)
+        return await self._send("PUT", "", before_sign, body=body)
+
+    async def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        await self._transport.close()
+
+    async def _send(
+        self,
+        method: str,
+        key: str,
+        before_sign: BeforeSign,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Response:
+        host = self.endpoint.host
+        path = encode_path(self.endpoint.path(key))
+        url = f"{self.endpoint.scheme}://{host}{path}" + (f"?{canonical_query(query)}" if query else "")
+        headers = headers or {}
+        digest = payload_hash(body)
+        async with self._slots:
+            signer = self._signer_for(await self.credentials.get())
+            signature = signer.sign(method, host, path, query, headers, digest, before_sign())
+            return await self._transport.exchange(method, url, {**headers, **signature}, body)
+
+    def _signer_for(self, keys: AccessKeys) -> Signer:
+        if self._signer is None or self._signer[0] is not keys:
+            signer = Signer(keys.access_key_id, keys.secret_access_key, self.region, keys.session_token)
+            self._signer = keys, signer
+        return self._signer[1]

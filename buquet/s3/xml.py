@@ -1,0 +1,146 @@
+"""The XML of S3: listings, batch deletes and errors.
+
+Elements are found whatever their namespace, because stores disagree about it. ETags are
+returned without quotes. What is not the document that was asked for raises `MalformedXmlError`.
+
+Example::
+
+    parse_error(b"<Error><Code>NoSuchKey</Code></Error>").code     # "NoSuchKey"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus
+
+# Expat fetches nothing, and entities can only be declared by a DTD, which `_Builder` refuses.
+from xml.etree.ElementTree import Element, ParseError, SubElement, TreeBuilder, XMLParser, tostring
+
+from buquet._core.rfc3339 import parse_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+class MalformedXmlError(ValueError):
+    """A body is not the document that it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """An error as the store words it; a field that it leaves out is ""."""
+
+    code: str = ""
+    message: str = ""
+    request_id: str = ""
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One object of a listing: size in bytes, time of its last change in Unix ms."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page of a listing. `truncated`: more keys follow."""
+
+    objects: tuple[Listed, ...]
+    truncated: bool
+
+
+def parse_listing(body: bytes) -> Listing:
+    """Read a `ListBucketResult`.
+
+    Keys are decoded if the store says that it encoded them: a space is `+` at some stores
+    and `%20` at others, a plus sign is `%2B` at all.
+    """
+    root = _root(body, "ListBucketResult")
+    encoded = _text(root, "EncodingType") == "url"
+    try:
+        objects = tuple(_listed(element, encoded=encoded) for element in root.iterfind("{*}Contents"))
+    except ValueError as error:
+        raise MalformedXmlError(f"a listing with a wrong number or time: {error}") from None
+    return Listing(objects, _text(root, "IsTruncated") == "true")
+
+
+def parse_deleted(body: bytes) -> dict[str, str]:
+    """Read a `DeleteResult`; return the keys that failed, each with the code of its error."""
+    root = _root(body, "DeleteResult")
+    return {_text(element, "Key"): _text(element, "Code") for element in root.iterfind("{*}Error")}
+
+
+def parse_error(body: bytes) -> Error:
+    """Read an error; what is none (a proxy's HTML, nothing at all) gives an empty `Error`."""
+    try:
+        root = _root(body, "Error")
+    except MalformedXmlError:
+        return Error()
+    return Error(
+        code=_text(root, "Code"),
+        message=_text(root, "Message"),
+        request_id=_text(root, "RequestId"),
+        region=_text(root, "Region"),
+    )
+
+
+def build_delete(keys: Iterable[str]) -> bytes:
+    """Write the body of a `DeleteObjects` that answers with the failures alone."""
+    root = Element("Delete", xmlns=NAMESPACE)
+    SubElement(root, "Quiet").text = "true"
+    for key in keys:
+        SubElement(SubElement(root, "Object"), "Key").text = key
+    return _bytes(root)
+
+
+def build_create_bucket(region: str) -> bytes:
+    """Write the body of a `CreateBucket` in a region other than us-east-1."""
+    root = Element("CreateBucketConfiguration", xmlns=NAMESPACE)
+    SubElement(root, "LocationConstraint").text = region
+    return _bytes(root)
+
+
+class _Builder(TreeBuilder):
+    """Builds a tree from a document without a DTD."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:  # noqa: ARG002 - as called
+        raise MalformedXmlError(f"a document type ({name}) in a store's answer")
+
+
+def _root(body: bytes, name: str) -> Element:
+    parser = XMLParser(target=_Builder())  # noqa: S314 - see the import
+    try:
+        parser.feed(body)
+        root: Element = parser.close()
+    except (ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        raise MalformedXmlError(f"not XML: {error}") from None
+    if root.tag.rpartition("}")[2] != name:
+        raise MalformedXmlError(f"<{root.tag}> instead of <{name}>")
+    return root
+
+
+def _bytes(root: Element) -> bytes:
+    written: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return written
+
+
+def _text(element: Element, name: str) -> str:
+    return element.findtext(f"{{*}}{name}") or ""
+
+
+def _listed(element: Element, *, encoded: bool) -> Listed:
+    key = _text(element, "Key")
+    return Listed(
+        key=unquote_plus(key) if encoded else key,
+        size=int(_text(element, "Size")),
+        etag=_text(element, "ETag").strip('"'),
+        modified_ms=parse_ms(_text(element, "LastModified")),
+    )

@@ -1,0 +1,341 @@
+"""The S3 store: the client's answers, judged by the driver, as results and typed errors.
+
+Each call is one attempt. Two refusals are mended on the spot, each once a call: a clock that
+is off (from then on requests are signed with the store's time) and an expired session token.
+Such a request was refused before anything happened, so its resend is a first attempt still.
+
+Example::
+
+    store = open_store(settings, StoreClock(clock))
+    written = await store.put("a/b", b"{}", IfAbsent(clock.monotonic()))
+
+Errors: `Undecided` where an attempt leaves it open what happened, `FenceExpired`,
+`NoCredentials`, and the `StoreError` that names the cause (see `answer.failure`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import partial
+from hashlib import md5
+from typing import TYPE_CHECKING
+
+from buquet._core.rfc3339 import parse_http_date
+from buquet.clock import JUMP_MS
+from buquet.errors import BadEndpoint
+from buquet.s3.client import BeforeSign, S3Client
+from buquet.s3.credentials import credentials_for
+from buquet.s3.endpoint import Endpoint
+from buquet.s3.transport import Limits, Response, TransportError
+from buquet.s3.xml import Error, MalformedXmlError, parse_deleted, parse_error, parse_listing
+from buquet.store.answer import OPEN, Answer, failure, subject, undecided
+from buquet.store.driver import Driver, Operation, Verdict
+from buquet.store.interface import (
+    Blob,
+    Capabilities,
+    Condition,
+    Entry,
+    IfAbsent,
+    IfMatches,
+    Page,
+    Undecided,
+    Written,
+    check_fence,
+)
+from buquet.store.registry import load, select
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from buquet.clock import StoreClock
+    from buquet.config import Settings
+
+_SETTLED = frozenset({Verdict.DONE, Verdict.ABSENT, Verdict.NOT_MET})
+
+_ENCRYPTION = "x-amz-server-side-encryption"
+
+_OLD_S = 3600.0
+"""The age of a signature that every store which looks at it refuses; the limit is 15 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request that can be signed and sent, and sent again."""
+
+    operation: Operation
+    key: str | None
+    send: Callable[[BeforeSign], Awaitable[Response]]
+    read_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Moment:
+    """When a request was signed (`clock.monotonic()`), by which clock and with which credentials."""
+
+    at: float = 0.0
+    generation: int = 0
+    by_store_time: bool = False
+
+
+class _Trust(enum.Enum):
+    """Which clock signs."""
+
+    LOCAL_UNLESS_AHEAD = "local unless ahead"
+    LOCAL = "local"
+    STORE = "store"
+
+
+class S3Store:
+    """One bucket of an S3 service.
+
+    Parameters
+    ----------
+    client:
+        Sends the requests.
+    driver:
+        Judges the answers.
+    clock:
+        The store's time, which every answer feeds.
+    """
+
+    def __init__(self, client: S3Client, driver: Driver, clock: StoreClock) -> None:
+        self._client = client
+        self._driver = driver
+        self._time = clock
+        self._trusts = _Trust.LOCAL_UNLESS_AHEAD
+        self._etags_are_md5: bool | None = None
+        self._doubted: bytes | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the driver says that the service can do."""
+        return self._driver.capabilities
+
+    @property
+    def time(self) -> StoreClock:
+        """The store's time."""
+        return self._time
+
+    async def get(self, key: str) -> Blob | None:
+        """Read an object; None if the key holds none."""
+        answer = await self._attempt(_Request(Operation.GET, key, partial(self._client.get, key)))
+        if answer.verdict is Verdict.ABSENT:
+            return None
+        if not self._is_whole(answer):
+            raise undecided(answer, "its body is not the one that its ETag names")
+        return Blob(key, answer.response.body, _etag(answer), _modified_ms(answer), answer.date_ms)
+
+    async def head(self, key: str) -> Entry | None:
+        """Read an object's entry; None if the key holds none.
+
+        S3 gives no reason with the 404 of a HEAD, so a decision to delete must rest on a GET.
+        """
+        answer = await self._attempt(_Request(Operation.HEAD, key, partial(self._client.head, key)))
+        if answer.verdict is Verdict.ABSENT:
+            return None
+        size = int(answer.response.headers.get("content-length", "0"))
+        return Entry(key, size, _etag(answer), _modified_ms(answer))
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        condition: Condition,
+        *,
+        ours: Callable[[bytes], bool] | None = None,  # noqa: ARG002 - for the retry layer
+    ) -> Written | None:
+        """Write an object; None if the condition was not met."""
+        operation, read_at = Operation.PUT, None
+        if isinstance(condition, IfAbsent):
+            operation, read_at = Operation.CREATE, condition.read_at
+        elif isinstance(condition, IfMatches):
+            operation = Operation.REPLACE
+        send = partial(self._client.put, key, body, self._driver.condition_headers(condition))
+        answer = await self._attempt(_Request(operation, key, send, read_at))
+        return None if answer.verdict is Verdict.NOT_MET else Written(_etag(answer))
+
+    async def delete(self, key: str, *, read_at: float | None) -> None:
+        """Delete an object; a missing one is no error."""
+        await self._attempt(_Request(Operation.DELETE, key, partial(self._client.delete, key), read_at))
+
+    async def delete_many(self, keys: Sequence[str], *, read_at: float | None) -> list[str]:
+        """Delete up to `max_keys` objects in one request; return the keys that failed."""
+        send = partial(self._client.delete_many, keys)
+        answer = await self._attempt(_Request(Operation.DELETE_MANY, None, send, read_at))
+        try:
+            failed = parse_deleted(answer.response.body)
+        except MalformedXmlError as error:
+            raise undecided(answer, str(error)) from None
+        return [key for key, code in failed.items() if code != "NoSuchKey"]
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        """List keys under `prefix` that sort after `after`."""
+        send = partial(self._client.list, prefix, after, min(limit, self._driver.max_keys))
+        answer = await self._attempt(_Request(Operation.LIST, prefix, send))
+        try:
+            listing = parse_listing(answer.response.body)
+        except MalformedXmlError as error:
+            raise undecided(answer, str(error)) from None
+        entries = tuple(Entry(o.key, o.size, o.etag, o.modified_ms) for o in listing.objects)
+        return Page(entries, listing.truncated, answer.date_ms)
+
+    async def create_bucket(self) -> None:
+        """Create the bucket; one that is ours already is no error."""
+        await self._attempt(_Request(Operation.CREATE_BUCKET, None, self._client.create_bucket))
+
+    async def refuses_old_signatures(self, key: str) -> bool:
+        """Read `key` with a signature of an hour ago; whether the store refuses that."""
+        moment = _Moment()
+
+        def an_hour_ago() -> float:
+            return self._before_sign(None, moment) - _OLD_S
+
+        request = _Request(Operation.GET, key, lambda _: self._client.get(key, an_hour_ago))
+        answer = self._read(request, await self._send(request, moment), moment)
+        if answer.verdict in OPEN:
+            raise undecided(answer, "whether it is refused is open")
+        return answer.verdict not in _SETTLED
+
+    async def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        await self._client.close()
+
+    async def _attempt(self, request: _Request) -> Answer:
+        """Send one request; return an answer that settles it, raise the error of any other."""
+        mended: set[Verdict] = set()
+        while True:
+            moment = _Moment()
+            answer = self._read(request, await self._send(request, moment), moment)
+            if answer.verdict in _SETTLED:
+                return answer
+            if answer.verdict in mended or not await self._mend(answer.verdict, moment):
+                raise failure(answer, self._client.endpoint, self._client.region)
+            mended.add(answer.verdict)
+
+    async def _send(self, request: _Request, moment: _Moment) -> Response:
+        try:
+            return await request.send(partial(self._before_sign, request.read_at, moment))
+        except TransportError as error:
+            name = subject(request.operation, request.key)
+            raise Undecided(
+                f"{name} to {self._client.endpoint} got no answer: {error}",
+                applied=None if error.sent else False,
+                key=request.key,
+            ) from error
+
+    def _before_sign(self, read_at: float | None, moment: _Moment) -> float:
+        """Hold the fence and note the moment; return the Unix time to sign with, in seconds."""
+        check_fence(self._time, read_at)
+        moment.at = self._time.clock.monotonic()
+        moment.generation = self._client.credentials.generation
+        moment.by_store_time = self._signs_by_store_time()
+        return self._time.now_ms() / 1000 if moment.by_store_time else self._time.clock.unix()
+
+    def _signs_by_store_time(self) -> bool:
+        if self._trusts is not _Trust.LOCAL_UNLESS_AHEAD:
+            return self._trusts is _Trust.STORE
+        # A signature from the future would be good for longer than 15 minutes, and a request
+        # that was held up could then act after the 20 that the protocol reckons with.
+        ahead_ms = self._time.clock.unix() * 1000 - self._time.upper_ms()
+        return self._time.synced and ahead_ms > JUMP_MS
+
+    def _read(self, request: _Request, response: Response, moment: _Moment) -> Answer:
+        """Learn the store's time from an answer, and judge what it says."""
+        date_ms = _header_ms(response, "date")
+        if date_ms is None:
+            date_ms = self._time.now_ms()
+        else:
+            self._time.observe(date_ms, resolution_ms=1000, sent=moment.at)
+        error = parse_error(response.body) if response.status >= 300 else Error()
+        verdict = self._driver.verdict(request.operation, response.status, error.code)
+        return Answer(request.operation, request.key, response, error, verdict, date_ms)
+
+    def _is_whole(self, answer: Answer) -> bool:
+        """Whether a body is what its ETag names, so that none that was cut short is believed.
+
+        HTTP does not tell where a proxy has shortened `Content-Length` as well. A store whose
+        ETags are no MD5 sums is known by a first body that comes twice.
+        """
+        body = answer.response.body
+        if self._etags_are_md5 is False or not _has_md5_etag(answer):
+            return True
+        if _etag(answer) == md5(body, usedforsecurity=False).hexdigest():
+            self._etags_are_md5 = True
+        elif self._etags_are_md5 is None and body == self._doubted:
+            self._etags_are_md5 = False
+        else:
+            self._doubted = body
+            return False
+        return True
+
+    async def _mend(self, verdict: Verdict, moment: _Moment) -> bool:
+        """Remove the cause of a refusal; return whether the request is worth a resend."""
+        if verdict is Verdict.SKEWED:
+            # Whichever clock was refused, the other is right (a proxy may send its own Date).
+            self._trusts = _Trust.LOCAL if moment.by_store_time else _Trust.STORE
+            return True
+        if verdict is Verdict.EXPIRED:
+            return await self._client.credentials.renew(moment.generation)
+        return False
+
+
+def open_store(settings: Settings, time: StoreClock, limits: Limits | None = None) -> S3Store:
+    """Put a store together: driver, address, credentials and client.
+
+    Parameters
+    ----------
+    settings:
+        What was configured; its kind is `s3`.
+    time:
+        The store's time; its clock also paces the credentials.
+    limits:
+        Bounds of time and of the number of connections.
+    """
+    driver = load(select(settings))
+    region = settings.region or driver.default_region
+    url = settings.endpoint
+    if url is None and driver.default_endpoint is not None:
+        url = driver.default_endpoint.format(region=region)
+    if url is None:
+        raise BadEndpoint(
+            f"the driver {driver.name!r} needs an endpoint: pass endpoint=... or set S3_ENDPOINT"
+        )
+    endpoint = Endpoint.resolve(url, settings.bucket, path_style=driver.path_style)
+    credentials = credentials_for(settings.keys, settings.profile, time.clock)
+    return S3Store(S3Client(endpoint, region, credentials, limits), driver, time)
+
+
+def _has_md5_etag(answer: Answer) -> bool:
+    """Whether S3 makes such an object's ETag from its body alone.
+
+    Not if it was copied in parts, or is encrypted with a key of KMS or the customer's:
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+    """
+    headers = answer.response.headers
+    by_kms = headers.get(_ENCRYPTION, "").startswith("aws:kms")
+    return not (by_kms or f"{_ENCRYPTION}-customer-algorithm" in headers or "-" in _etag(answer))
+
+
+def _etag(answer: Answer) -> str:
+    """Return the ETag without quotes, the one form above the client."""
+    etag = answer.response.headers.get("etag", "").strip('"')
+    if not etag:
+        # Success without an ETag is a proxy's, not the store's.
+        raise undecided(answer, "the answer has no ETag")
+    return etag
+
+
+def _modified_ms(answer: Answer) -> int:
+    modified_ms = _header_ms(answer.response, "last-modified")
+    if modified_ms is None:
+        raise undecided(answer, "the answer has no Last-Modified")
+    return modified_ms
+
+
+def _header_ms(response: Response, name: str) -> int | None:
+    """Read a header that is an HTTP date, Unix ms; None where it is missing or no date."""
+    try:
+        return parse_http_date(response.headers.get(name, ""))
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""The dialects of S3 that buquet knows; installed as `buquet.drivers`."""

@@ -1,0 +1,301 @@
+"""The client on the wire: one attempt, nothing hidden, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from liar import Liar, answer
+
+from buquet.clock import SystemClock
+from buquet.config import AccessKeys
+from buquet.s3.client import S3Client
+from buquet.s3.credentials import StaticCredentials
+from buquet.s3.endpoint import Endpoint
+from buquet.s3.transport import Limits, TransportError
+
+now = SystemClock().unix
+KEYS = AccessKeys("AKIDKEY", "hunter2", "sesame")
+
+
+def client_of(endpoint: str, **limits: float) -> S3Client:
+    address = Endpoint.resolve(endpoint, "jobs", path_style=True)
+    return S3Client(address, "us-east-1", StaticCredentials(KEYS), Limits(**limits))
+
+
+async def test_an_answer_comes_back_as_it_is():
+    # Neither unpacked, nor followed, nor are cookies kept.
+    strange = answer(307, b"\x1f\x8b no gzip", content_encoding="gzip", location="/else", set_cookie="a=b")
+    async with Liar(strange) as liar:
+        # By name: cookie jars leave hosts that are IP addresses out.
+        client = client_of(liar.endpoint.replace("127.0.0.1", "localhost"))
+        response = await client.get("a", now)
+        await client.get("a", now)
+        await client.close()
+    assert (response.status, response.body) == (307, b"\x1f\x8b no gzip")
+    assert response.headers["ETag"] == response.headers["etag"]
+    assert len(liar.requests) == 2
+    assert "cookie" not in liar.requests[1].lower()
+    assert liar.connections == 1, "the connection was not kept alive"
+
+
+async def test_keys_reach_the_server_encoded_once():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.put("a b/../%2F+é", b"", {}, now)
+        await client.list("p/", "p/ä b", 7, now)
+        await client.close()
+    put, listing = (request.split("\r\n")[0] for request in liar.requests)
+    assert put == "PUT /jobs/a%20b/../%252F%2B%C3%A9 HTTP/1.1"
+    query = "encoding-type=url&list-type=2&max-keys=7&prefix=p%2F&start-after=p%2F%C3%A4%20b"
+    assert listing == f"GET /jobs?{query} HTTP/1.1"
+    assert "content-length: 0" in liar.requests[0].lower()
+
+
+async def refuse(writer: asyncio.StreamWriter) -> None:
+    """Take the request and hang up."""
+
+
+async def truncate(writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(200, b"0123456789")[:-3])
+    await writer.drain()
+
+
+async def truncate_chunks(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n")
+    await writer.drain()
+
+
+async def overrun(writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(200, b"0123456789", content_length="4"))
+    await writer.drain()
+
+
+async def babble(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 smtp.example ESMTP\r\n\r\n")
+    await writer.drain()
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(200, b"", content_length="1000"))
+    for _ in range(100):
+        writer.write(b"x")
+        await asyncio.sleep(0.05)
+
+
+async def stay_silent(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("act", "limits"),
+    [
+        (refuse, {}),
+        (truncate, {}),
+        (truncate_chunks, {}),
+        (overrun, {}),
+        (babble, {}),
+        (drip, {"total_s": 0.4}),
+        (stay_silent, {"read_s": 0.4}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_no_complete_answer_is_a_failure_that_may_have_been_sent(act, limits):
+    async with Liar(act) as liar:
+        client = client_of(liar.endpoint, **limits)
+        async with asyncio.timeout(3):
+            with pytest.raises(TransportError) as caught:
+                await client.put("a", b"body", {}, now)
+        await client.close()
+    assert caught.value.sent
+    assert_no_secret_in(caught.value)
+
+
+def assert_no_secret_in(error: BaseException) -> None:
+    """Look through an error and whatever hangs on it."""
+    seen: list[BaseException | None] = [error]
+    while seen:
+        if (current := seen.pop()) is None:
+            continue
+        said = f"{current!s} {current!r} {vars(current)}"
+        for secret in ("hunter2", "sesame", "AKIDKEY"):
+            assert secret not in said
+        seen += [current.__cause__, current.__context__]
+
+
+async def test_a_lost_reply_on_a_kept_connection_is_not_hidden_by_a_resend():
+    async with Liar(answer(), refuse, answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.put("a", b"1", {}, now)
+        with pytest.raises(TransportError) as caught:
+            await client.put("a", b"2", {}, now)
+        await client.close()
+    assert caught.value.sent
+    assert len(liar.requests) == 2
+
+
+async def test_nobody_there_means_not_sent():
+    async with Liar(answer()) as liar:
+        pass
+    client = client_of(liar.endpoint)
+    with pytest.raises(TransportError, match="Cannot connect") as caught:
+        await client.put("a", b"", {}, now)
+    await client.close()
+    assert not caught.value.sent
+
+
+async def test_certificates_are_verified():
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(Path(__file__).with_name("untrusted.pem"))
+    async with Liar(answer(), tls=tls) as liar:
+        client = client_of(liar.endpoint)
+        with pytest.raises(TransportError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            await client.get("a", now)
+        await client.close()
+    assert not caught.value.sent
+    assert liar.requests == []
+
+
+async def test_a_request_is_signed_only_when_it_is_sent():
+    release = asyncio.Event()
+
+    async def wait(writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.write(answer())
+        await writer.drain()
+
+    signed: list[str] = []
+
+    def sign(name: str) -> float:
+        signed.append(name)
+        return now()
+
+    async with Liar(wait, answer()) as liar:
+        client = client_of(liar.endpoint, connections=1)
+        first = asyncio.create_task(client.get("a", lambda: sign("first")))
+        second = asyncio.create_task(client.get("b", lambda: sign("second")))
+        while not liar.requests:
+            await asyncio.sleep(0.01)
+        assert signed == ["first"]
+        release.set()
+        await asyncio.gather(first, second)
+        await client.close()
+    assert signed == ["first", "second"]
+
+
+async def test_what_the_hook_raises_stops_the_request():
+    def too_late() -> float:
+        raise LookupError
+
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint, connections=1)
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await client.put("a", b"", {}, too_late)
+        assert liar.requests == []
+        assert (await client.get("a", now)).status == 200, "the slot was not given back"
+        await client.close()
+
+
+async def test_never_more_sockets_than_connections():
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02)
+        writer.write(answer(200, b"", connection="close"))
+        await writer.drain()
+
+    class Counting(Liar):
+        most = 0
+
+        async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.most = max(self.most, len(self._serving) + 1)
+            await super()._serve(reader, writer)
+
+    async with Counting(slow) as liar:
+        client = client_of(liar.endpoint, connections=4)
+        await asyncio.gather(*(client.get("a", now) for _ in range(40)))
+        await client.close()
+    # A socket that is being closed may overlap its successor.
+    assert liar.most <= 8
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+async def test_the_proxy_of_the_environment(monkeypatch, bypass):
+    async with Liar(answer(204)) as proxy, Liar(answer(200)) as liar:
+        monkeypatch.setenv("http_proxy", proxy.endpoint.replace("//", "//user:pass@"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1" if bypass else "")
+        client = client_of(liar.endpoint)
+        response = await client.get("a", now)
+        await client.close()
+    assert response.status == (200 if bypass else 204)
+    if not bypass:
+        assert proxy.requests[0].startswith(f"GET {liar.endpoint}/jobs/a HTTP/1.1")
+        assert "proxy-authorization: basic dxnlcjpwyxnz" in proxy.requests[0].lower()
+
+
+async def test_a_closed_client_says_so():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.get("a", now)
+        await client.close()
+        await client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.get("a", now)
+
+
+async def test_another_event_loop_is_told_to_connect_itself():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.get("a", now)
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, client.get("a", now))
+        await client.close()
+
+
+LEFT_OPEN = {
+    "in a local variable": "asyncio.run(main([]))",
+    "in a global one": "keep = []; asyncio.run(main(keep))",
+    "in a cycle": "keep = []; keep.append(keep); asyncio.run(main(keep)); del keep",
+    "twice": "asyncio.run(main([])); asyncio.run(main([]))",
+    "in a loop closed by hand": (
+        "keep = []; loop = asyncio.new_event_loop(); loop.run_until_complete(main(keep)); loop.close()"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", LEFT_OPEN)
+async def test_a_client_that_nobody_closes_leaves_no_noise(how):
+    script = f"""
+        import asyncio, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_s3_client import client_of, now
+
+        async def main(keep):
+            client = client_of(sys.argv[1])
+            keep.append(client)
+            assert (await client.get("a", now)).status == 200
+
+        {LEFT_OPEN[how]}
+    """
+    async with Liar(answer()) as liar:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", textwrap.dedent(script), liar.endpoint, stderr=asyncio.subprocess.PIPE
+        )
+        _, noise = await process.communicate()
+    assert (process.returncode, noise.decode()) == (0, "")
+
+
+async def test_a_client_that_is_dropped_closes_its_connections():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.get("a", now)
+        assert len(liar._serving) == 1
+        del client
+        gc.collect()
+        async with asyncio.timeout(5):
+            while liar._serving:
+                await asyncio.sleep(0.01)
