@@ -1,0 +1,351 @@
+"""The queue as an application sees it: submit tasks, read them, wait for them.
+
+Example::
+
+    queue = await connect(endpoint="http://localhost:8333", bucket="tasks")
+    task = await queue.submit("send_email", {"to": "user@example.com"})
+    done = await queue.wait(task.id, timeout_s=60)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from buquet._core import ident
+from buquet._core.value import plain
+from buquet.errors import InvalidInput, InvalidInputType, NewerLayout, OutcomeUnknown, PoisonRecord
+from buquet.ledger import Ledger
+from buquet.listing import readable, shard_pages
+from buquet.protocol.keys import Keys
+from buquet.protocol.retry_policy import RetryPolicy
+from buquet.protocol.task import EPOCH, Task, TaskStatus, history_of, task_of
+from buquet.protocol.transitions import submitted
+from buquet.store.interface import Store
+
+DEFAULT_PRIORITY = 5
+MAX_PAYLOAD_BYTES = 1 << 20
+MAX_TASK_TYPE_CHARS = 200
+MAX_TIMEOUT_SECONDS = 30 * 24 * 3600
+MAX_RETRIES = 10_000
+STALE_CLOCK_MS = 2_000
+WAIT_FIRST_S = 0.05
+WAIT_LONGEST_S = 2.0
+READS_AT_ONCE = 32
+
+Tasks = list[Task]
+Ids = list[str]
+
+
+class Queue:
+    """A task queue in one bucket. Made by `connect()`.
+
+    Parameters
+    ----------
+    store:
+        The bucket, wrapped in the retry layer.
+    keys:
+        The queue's layout.
+    max_payload_bytes:
+        The largest input, and the largest output, in bytes of JSON.
+    """
+
+    def __init__(self, store: Store, keys: Keys, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+        self.store = store
+        self.keys = keys
+        self.clock = store.time.clock
+        self.ledger = Ledger(store, keys)
+        self.max_payload_bytes = max_payload_bytes
+
+    async def __aenter__(self) -> Queue:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release the connections. Safe to call twice, and to leave out."""
+        await self.store.close()
+
+    # --- submit ----------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        task_type: str,
+        input: Any,  # noqa: A002 - the published name
+        timeout_seconds: float = 300,
+        max_retries: int = 3,
+        retry_policy: RetryPolicy | None = None,
+        schedule_at: datetime | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> Task:
+        """Submit a task; when this returns, the task is durable. One request.
+
+        Parameters
+        ----------
+        task_type:
+            Which handler runs it: 1 to 200 characters.
+        input:
+            What the handler is given: any JSON value, by custom a dict. datetime, date, UUID,
+            Decimal, enums, dataclasses and tuples are written as JSON (docs/tasks.md).
+        timeout_seconds:
+            How long an attempt may run, above 0 and at most 30 days.
+        max_retries:
+            How many attempts may follow the first one.
+        retry_policy:
+            How long a failed task waits; `RetryPolicy()` if left out.
+        schedule_at:
+            The earliest time to run; naive datetimes are local time. Now if left out or past.
+        priority:
+            0 (most urgent) to 9.
+
+        Returns
+        -------
+        Task
+            The task, pending.
+
+        Raises
+        ------
+        InvalidInput, InvalidInputType
+            An argument cannot be stored; they are a ValueError and a TypeError.
+        OutcomeUnknown
+            No reply told whether the task was stored; its `task_id` can be asked for with `get`.
+        Unavailable
+            The store could not be reached; nothing was stored.
+        """
+        _check_task_type(task_type)
+        _check_number("timeout_seconds", timeout_seconds, least=0.001, most=MAX_TIMEOUT_SECONDS)
+        _check_integer("max_retries", max_retries, least=0, most=MAX_RETRIES)
+        _check_integer("priority", priority, least=0, most=9)
+        if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
+            raise InvalidInputType(f"retry_policy must be a RetryPolicy, not {type(retry_policy).__name__}")
+        input_json = self.to_json(input, "input")
+        minted_at = self.clock.monotonic()
+        now_ms = self.store.time.lower_ms()
+        due_ms = now_ms if schedule_at is None else max(now_ms, _due_ms(schedule_at))
+        record = submitted(
+            task_id=ident.mint(due_ms, priority, self.clock.bits(58)),
+            task_type=task_type,
+            input_json=input_json,
+            priority=priority,
+            created_ms=now_ms,
+            due_ms=due_ms,
+            timeout_seconds=timeout_seconds,
+            max_retries=max_retries,
+            retry_policy=retry_policy or RetryPolicy(),
+            nonce=self.ledger.mint_nonce(),
+        )
+        try:
+            await self.ledger.submit(record, minted_at=minted_at)
+        except OutcomeUnknown as error:
+            error.task_id = record.id
+            raise
+        return task_of(record)
+
+    def to_json(self, value: Any, where: str) -> bytes:
+        """Write a user's value as JSON.
+
+        Parameters
+        ----------
+        value:
+            The value.
+        where:
+            What to call it in an error: the path of a refused field begins with it.
+
+        Raises
+        ------
+        InvalidInput, InvalidInputType
+            A field cannot be stored, or the whole is larger than `max_payload_bytes`.
+        """
+        try:
+            body = msgspec.json.encode(plain(value, where=where))
+        except TypeError as error:
+            raise InvalidInputType(str(error)) from error
+        except ValueError as error:
+            raise InvalidInput(str(error)) from error
+        if len(body) > self.max_payload_bytes:
+            raise InvalidInput(
+                f"{where} is {len(body):,} bytes of JSON, the limit is {self.max_payload_bytes:,}: store "
+                "large data as an object of its own and pass its key, or raise BUQUET_MAX_PAYLOAD_BYTES"
+            )
+        return body
+
+    # --- read ------------------------------------------------------------------------------
+
+    async def get(self, task_id: str) -> Task | None:
+        """Read a task; None if there is none with this id.
+
+        Raises
+        ------
+        ValueError
+            The id is malformed.
+        PoisonRecord, NewerLayout
+            Its record cannot be read.
+        """
+        ident.parse(task_id)
+        record = await self.ledger.find(task_id)
+        return None if record is None else task_of(record)
+
+    async def get_history(self, task_id: str) -> Tasks:
+        """Return one snapshot of the task for each transition, oldest first; [] if unknown.
+
+        The last one is the current state. A long history keeps its first and its last 50.
+
+        Raises
+        ------
+        ValueError
+            The id is malformed.
+        """
+        ident.parse(task_id)
+        record = await self.ledger.find(task_id)
+        return [] if record is None else history_of(record)
+
+    async def list(
+        self,
+        shard: str,
+        status: TaskStatus | str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Tasks:
+        """List the tasks of a shard, ordered by id, unclaimed ones included.
+
+        Every task is read (one GET each, two for an unclaimed one), also those that `status`
+        filters out: a rare status in a large shard costs as many reads as the shard has tasks.
+
+        Parameters
+        ----------
+        shard:
+            The shard, for example "a".
+        status:
+            Only tasks of this status; applied before `limit`.
+        limit:
+            At most this many tasks.
+        after:
+            Only tasks whose id sorts after this one: pass the last id of the page before.
+
+        Raises
+        ------
+        ValueError
+            The shard, the status or an id is malformed.
+        """
+        self._check_shard(shard)
+        _check_integer("limit", limit, least=0, most=1_000_000)
+        wanted = None if status is None else TaskStatus(status)
+        if after is not None:
+            ident.parse(after)
+        found: Tasks = []
+        async for page in shard_pages(self.store, self.keys, shard, after=after or ""):
+            for start in range(0, len(page), READS_AT_ONCE):
+                if len(found) >= limit:
+                    return found[:limit]
+                batch = page[start : start + READS_AT_ONCE]
+                tasks = await asyncio.gather(*map(self._read_for_list, batch))
+                found.extend(task for task in tasks if task is not None and wanted in (None, task.status))
+        return found[:limit]
+
+    async def _read_for_list(self, task_id: str) -> Task | None:
+        try:
+            record = await self.ledger.find(task_id)
+            return None if record is None else task_of(record)
+        except (PoisonRecord, NewerLayout):
+            return None
+
+    async def list_ready(self, shard: str, limit: int = 100) -> Ids:
+        """Return ids of due tasks of a shard by one LIST, most urgent first.
+
+        A task that was claimed within the last second may still be among them.
+
+        Raises
+        ------
+        ValueError
+            The shard is malformed.
+        """
+        self._check_shard(shard)
+        _check_integer("limit", limit, least=0, most=1_000_000)
+        page = await self.store.list(f"{self.keys.ready}{shard}/")
+        now_ms = self.store.time.upper_ms()
+        due = dict.fromkeys(
+            marker.task_id for marker in readable(page, self.keys.parse_marker) if marker.due_ms <= now_ms
+        )
+        return [*due][:limit]
+
+    async def now(self) -> str:
+        """Return the store's time as RFC 3339 text; a request only if the estimate has grown stale."""
+        if not self.store.time.synced or self.store.time.error_ms > STALE_CLOCK_MS:
+            await self.store.head(self.keys.manifest)
+        return self.store.time.now()
+
+    async def wait(self, task_id: str, timeout_s: float | None = None) -> Task:
+        """Wait until a task is terminal, reading it every 50 ms at first, later every 2 s.
+
+        Parameters
+        ----------
+        task_id:
+            The task.
+        timeout_s:
+            How long to wait, in seconds; for ever if None.
+
+        Raises
+        ------
+        TimeoutError
+            The task was not terminal in time.
+        LookupError
+            There is no such task.
+        ValueError
+            The id is malformed.
+        """
+        async with asyncio.timeout(timeout_s):
+            pause_s = WAIT_FIRST_S
+            while True:
+                task = await self.get(task_id)
+                if task is None:
+                    raise LookupError(f"there is no task {task_id}")
+                if task.status.is_terminal:
+                    return task
+                await self.clock.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, WAIT_LONGEST_S)
+
+    def _check_shard(self, shard: str) -> None:
+        if shard not in self.keys.shards():
+            raise InvalidInput(
+                f"{shard!r} is not a shard: this queue's shards are {self.keys.shard_prefix_len} lower-case "
+                "hex digits"
+            )
+
+
+def _due_ms(schedule_at: datetime) -> int:
+    if not isinstance(schedule_at, datetime):
+        raise InvalidInputType(f"schedule_at must be a datetime, not {type(schedule_at).__name__}")
+    try:
+        since_epoch = schedule_at.astimezone(UTC) - EPOCH
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"schedule_at: {schedule_at} is outside the years 1 to 9999 in UTC") from error
+    return -(-since_epoch // timedelta(milliseconds=1))  # rounded up: never before the time asked for
+
+
+def _check_task_type(task_type: str) -> None:
+    if not isinstance(task_type, str):
+        raise InvalidInputType(f"task_type must be a string, not {type(task_type).__name__}")
+    if not task_type.strip() or len(task_type) > MAX_TASK_TYPE_CHARS:
+        raise InvalidInput(f"task_type must have 1 to {MAX_TASK_TYPE_CHARS} characters, not {len(task_type)}")
+    if not task_type.isprintable():
+        raise InvalidInput("task_type must be printable text")
+
+
+def _check_number(name: str, value: float, *, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInputType(f"{name} must be a number, not {type(value).__name__}")
+    if not math.isfinite(value) or not least <= value <= most:
+        raise InvalidInput(f"{name} must be between {least} and {most}, not {value}")
+
+
+def _check_integer(name: str, value: int, *, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputType(f"{name} must be an integer, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise InvalidInput(f"{name} must be between {least} and {most}, not {value}")

@@ -1,0 +1,140 @@
+"""Claiming: what a worker does about a marker it has chosen, and what it remembers of it.
+
+Example::
+
+    held = await claimer.claim(seen)        # None: nothing to run
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Container
+
+from buquet._core.record import lease_ends_ms
+from buquet.deletions import Deletions
+from buquet.errors import NewerLayout, PoisonRecord
+from buquet.ledger import Attempted, Claim, Garbage, Gone, Ledger, Look, Lost, Owner, TakenBack
+from buquet.protocol.transitions import LEASE_SLACK_MS, Leave
+from buquet.store.interface import FenceExpired
+from buquet.worker.candidates import Candidates
+from buquet.worker.counters import Counters
+from buquet.worker.finder import Seen
+from buquet.worker.recent import Recent
+
+log = logging.getLogger("buquet.worker")
+
+LOOK_AGAIN_S = 2.0
+"""A task that somebody else has just claimed is looked at again after this, by its ledger."""
+
+DELETED_SOON_S = 30.0
+"""A marker that is being deleted is left alone for this long."""
+
+UNREADABLE_S = 60.0
+"""A record that cannot be read is looked at again after this."""
+
+CLAIMS_WEIGHED = 100
+ENOUGH_CLAIMS = 20
+CONTENDED = 0.05
+"""Above this share of lost claims a worker reads the ledger before it writes (rule 7)."""
+
+
+class Claimer:
+    """Claims tasks for one worker.
+
+    Parameters
+    ----------
+    ledger:
+        The protocol's steps.
+    owner:
+        Who claims.
+    handles:
+        The task types that have a handler.
+    candidates:
+        Where it notes which markers to leave alone.
+    deletions:
+        Where garbage goes.
+    counters:
+        What it counts.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        owner: Owner,
+        handles: Container[str],
+        candidates: Candidates,
+        deletions: Deletions,
+        counters: Counters,
+    ) -> None:
+        self._ledger = ledger
+        self._owner = owner
+        self._handles = handles
+        self._candidates = candidates
+        self._deletions = deletions
+        self._counters = counters
+        self._has_ledger = Recent()
+        self._lost: deque[bool] = deque(maxlen=CLAIMS_WEIGHED)
+
+    async def claim(self, seen: Seen) -> Claim | None:
+        """Try to claim; None if there is nothing to run.
+
+        Raises
+        ------
+        StoreError
+            The store did not answer, or refused.
+        """
+        self._candidates.leave(seen.key, for_s=LOOK_AGAIN_S)
+        try:
+            attempted = await self._ledger.claim(
+                seen.marker,
+                has_body=seen.has_body,
+                look=self._look(seen),
+                owner=self._owner,
+                handles=self._handles,
+            )
+        except (PoisonRecord, NewerLayout) as error:
+            log.warning("left alone: %s", error)
+            self._candidates.leave(seen.key, for_s=UNREADABLE_S)
+            return None
+        except FenceExpired:
+            return None
+        return self._note(seen, attempted)
+
+    def _look(self, seen: Seen) -> Look:
+        if seen.key in self._has_ledger:
+            return Look.LEDGER
+        contended = len(self._lost) >= ENOUGH_CLAIMS and sum(self._lost) > CONTENDED * len(self._lost)
+        return Look.BOTH if contended else Look.MARKER
+
+    def _note(self, seen: Seen, attempted: Attempted) -> Claim | None:
+        match attempted:
+            case Claim():
+                self._lost.append(False)
+                self._counters.claimed += 1
+                # Deleted long before, unless this claim's outcome is never written.
+                self._has_ledger.put(seen.key, 1)
+                self._leave_until(seen.key, lease_ends_ms(attempted.record) + LEASE_SLACK_MS)
+                return attempted
+            case Lost():
+                self._lost.append(True)
+                self._counters.claims_lost += 1
+                self._has_ledger.put(seen.key, 1)
+            case TakenBack():
+                self._counters.taken_back += 1
+                log.info("task %s taken back: its lease has ended", seen.marker.task_id)
+            case Garbage(read_at=read_at):
+                self._deletions.add(seen.key, read_at=read_at)
+                self._candidates.leave(seen.key, for_s=DELETED_SOON_S)
+            case Gone():
+                self._candidates.leave(seen.key, for_s=DELETED_SOON_S)
+            case Leave(until_ms=None):
+                self._candidates.leave(seen.key)
+            case Leave(until_ms=int(until_ms)):
+                self._has_ledger.put(seen.key, 1)
+                self._leave_until(seen.key, until_ms)
+        return None
+
+    def _leave_until(self, key: str, until_ms: int) -> None:
+        wait_ms = until_ms - self._ledger.store.time.lower_ms()
+        self._candidates.leave(key, for_s=max(wait_ms / 1000, LOOK_AGAIN_S))

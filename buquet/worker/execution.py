@@ -1,0 +1,134 @@
+"""One attempt: run a claimed task's handler and say what it came to.
+
+Example::
+
+    execution = Execution(claim, handler, queue)
+    outcome = await execution.run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Any
+
+from buquet._core.record import lease_ends_ms
+from buquet.errors import InvalidInput, InvalidInputType, PermanentError, PoisonRecord
+from buquet.ledger import Claim
+from buquet.protocol.task import Task, TaskStatus, task_of
+from buquet.protocol.transitions import Outcome, retry_delay_ms, shortened
+from buquet.queue import Queue
+from buquet.worker.context import TaskContext
+from buquet.worker.handlers import Handler, HandlerExit
+
+CANCEL_PATIENCE_S = 5.0
+"""How long a cancelled handler may clean up before its attempt ends without it."""
+
+
+class _Released(Exception):  # noqa: N818 - not an error: the worker is stopping
+    """The attempt was interrupted because the worker stops."""
+
+
+class Execution:
+    """A claimed task and the handler that runs it.
+
+    Parameters
+    ----------
+    held:
+        The claim.
+    handler:
+        The handler of its type.
+    queue:
+        Where time and the size limit come from.
+    """
+
+    def __init__(self, held: Claim, handler: Handler, queue: Queue) -> None:
+        self.held = held
+        self.leftover: asyncio.Future[Any] | None = None
+        """A handler that no time-out could stop and that goes on after its attempt."""
+        self._handler = handler
+        self._queue = queue
+        self._released = asyncio.Event()
+
+    def release(self) -> None:
+        """Interrupt the attempt: it comes to a release, unless the handler has just ended."""
+        self._released.set()
+
+    async def run(self) -> Outcome:
+        """Run the handler to its end, its time-out or its release."""
+        try:
+            task = task_of(self.held.record)
+        except PoisonRecord as error:
+            return self._failure(error, TaskStatus.Failed)
+        try:
+            result = await self._call(task)
+        except _Released:
+            return self.released()
+        except PermanentError as error:
+            return self._failure(error, TaskStatus.Failed)
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_ours(error):
+                raise
+            return self._failure(error, TaskStatus.Pending)
+        try:
+            return self._outcome(TaskStatus.Completed, output=self._queue.to_json(result, "output"))
+        except (InvalidInput, InvalidInputType) as error:
+            # What it returned once it would return again: no retry mends that.
+            return self._failure(error, TaskStatus.Failed)
+
+    def released(self) -> Outcome:
+        """The outcome of an attempt that is handed back: pending at once, no retry spent."""
+        return self._outcome(TaskStatus.Pending, counts_as_retry=False)
+
+    async def _call(self, task: Task) -> Any:
+        assert task.lease_expires_at is not None  # noqa: S101 - a claimed task has a lease
+        context = TaskContext(task.id, task.attempt, task, task.lease_expires_at)
+        lease_left_s = (lease_ends_ms(self.held.record) - self._queue.store.time.now_ms()) / 1000
+        limit_s = max(0.0, min(task.timeout_seconds, lease_left_s))
+        call = self._handler.start(task.input, context)
+        released = asyncio.ensure_future(self._released.wait())
+        try:
+            await asyncio.wait({call, released}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            await self._interrupt(call)
+            if not released.done():
+                raise TimeoutError(f"the handler ran longer than {limit_s:g} s")
+            if self.leftover is None and not call.cancelled() and call.exception() is None:
+                return call.result()
+            raise _Released  # what it raised when it was interrupted is no failure of its own
+        finally:
+            released.cancel()
+            if self.leftover is None:
+                call.cancel()
+
+    async def _interrupt(self, call: asyncio.Future[Any]) -> None:
+        if self._handler.is_async:
+            call.cancel()
+            await asyncio.wait({call}, timeout=CANCEL_PATIENCE_S)
+        if not call.done():
+            self.leftover = call
+
+    def _failure(self, error: BaseException, status: TaskStatus) -> Outcome:
+        text = _text(error) if isinstance(error, HandlerExit) else f"{type(error).__name__}: {_text(error)}"
+        trace = "".join(traceback.format_exception(error))
+        retry = status is TaskStatus.Pending
+        delay_ms = retry_delay_ms(self.held.record, self._queue.clock.uniform()) if retry else 0
+        return self._outcome(status, error=shortened(text), traceback=trace, delay_ms=delay_ms)
+
+    def _outcome(self, status: TaskStatus, **details: Any) -> Outcome:
+        at_ms = self._queue.store.time.lower_ms()
+        return Outcome(status, self._queue.ledger.mint_nonce(), at_ms, **details)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it is the handler's own error that cannot be printed
+        return "its text cannot be printed"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a cancellation is meant for the worker's own coroutine, not raised by the handler."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -1,0 +1,143 @@
+"""Handlers: the functions that do a task's work, and how each kind of them is called.
+
+A handler is any callable of `input` or of `input, ctx`, `async def` or plain; a plain one runs
+in a daemon thread of its own, which no time-out can stop.
+
+Example::
+
+    handler = Handler(send_email)
+    result = await handler.start({"to": "user@example.com"}, ctx)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from buquet.errors import BuquetError
+from buquet.worker.context import TaskContext
+
+
+class HandlerExit(BuquetError):  # noqa: N818 - it reports an exit, which is no error of ours
+    """A handler raised SystemExit, KeyboardInterrupt or the like; the cause is attached."""
+
+
+class Handler:
+    """One registered handler.
+
+    Parameters
+    ----------
+    function:
+        The callable.
+
+    Raises
+    ------
+    TypeError
+        It is not callable, or takes neither `input` nor `input, ctx`.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"a handler must be callable, not {type(function).__name__}")
+        self.function = function
+        self.is_async = _is_async(function)
+        self._pass_context = _context_passer(function)
+
+    def start(self, value: Any, context: TaskContext) -> asyncio.Future[Any]:
+        """Start the handler. Cancelling the future stops it only if the handler is async."""
+        call = self._pass_context(value, context)
+        if self.is_async:
+            return asyncio.ensure_future(_guarded(call))
+        return _in_thread(call, name=f"buquet-{context.task_id}")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - the method itself is wanted
+    )
+
+
+def _context_passer(function: Callable[..., Any]) -> Callable[[Any, TaskContext], Callable[[], Any]]:
+    """Decide once how a call gets its arguments."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # builtins without a signature
+        return lambda value, _context: functools.partial(function, value)
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = next((p for p in parameters if p.name == "ctx"), None)
+    if named is not None and named.kind is named.KEYWORD_ONLY:
+        passer = lambda value, context: functools.partial(function, value, ctx=context)  # noqa: E731
+        example: tuple[tuple[object, ...], dict[str, object]] = ((None,), {"ctx": None})
+    elif len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1] is named):
+        passer = lambda value, context: functools.partial(function, value, context)  # noqa: E731
+        example = ((None, None), {})
+    else:
+        passer = lambda value, _context: functools.partial(function, value)  # noqa: E731
+        example = ((None,), {})
+    try:
+        signature.bind(*example[0], **example[1])
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"handler {name} must take `input` or `input, ctx`: {error}") from error
+    return passer
+
+
+_inside = contextvars.ContextVar("buquet_inside_handler", default=False)
+
+
+def inside_handler() -> bool:
+    """Whether the caller is a handler, or was started by one."""
+    return _inside.get()
+
+
+async def _guarded(call: Callable[[], Any]) -> Any:
+    _inside.set(True)
+    # An exit that leaves a coroutine would stop the whole event loop.
+    try:
+        return await call()
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise HandlerExit(f"{type(error).__name__}: {error}") from error
+
+
+def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def report(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = call()
+        except StopIteration as raised:  # no future can hold one, no coroutine can raise one
+            error = RuntimeError("the handler raised StopIteration")
+            error.__cause__ = raised
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is the attempt's outcome
+            error = raised
+        except BaseException as raised:  # noqa: BLE001
+            error = HandlerExit(f"{type(raised).__name__}: {raised}")
+            error.__cause__ = raised
+        try:
+            loop.call_soon_threadsafe(report, result, error)
+        except RuntimeError:
+            pass  # the loop was closed while the handler went on: nobody waits any more
+
+    context = contextvars.copy_context()
+    context.run(_inside.set, True)  # noqa: FBT003 - it is the variable's value
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
+    return done

@@ -1,0 +1,295 @@
+"""One run of a worker: find, claim, execute, settle, and stop in good order.
+
+Each slot carries one task from its claim to its outcome. Listing, claims, handlers and
+completions of different slots overlap; deletions go out in batches beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+from collections.abc import Mapping
+
+from buquet.deletions import Deletions
+from buquet.errors import StoreError, Unavailable
+from buquet.ledger import Claim, Owner
+from buquet.protocol.transitions import Outcome
+from buquet.queue import Queue
+from buquet.worker.candidates import Candidates
+from buquet.worker.claimer import Claimer
+from buquet.worker.counters import Counters
+from buquet.worker.execution import Execution
+from buquet.worker.finder import PAGES_A_LOOK, Finder, Seen
+from buquet.worker.handlers import Handler
+from buquet.worker.options import WorkerRunOptions
+from buquet.worker.settler import Settler
+
+log = logging.getLogger("buquet.worker")
+
+FIRST_PAUSE_S = 0.05
+"""How long an idle worker waits at first; doubled up to `poll_interval_ms`."""
+
+PAGE_LIFE_S = 1.0
+"""A listed page is used no longer than this, so that urgent tasks are seen."""
+
+FLUSH_S = 1.0
+"""How often markers are deleted."""
+
+LAST_WORD_S = 10.0
+"""How long a stopping worker tries to write the outcomes it still holds."""
+
+WHOLE_ROUND = sys.maxsize
+"""How many pages a look may read that must not miss anything."""
+
+UNSETTLED_TASKS = 8
+"""Where the store paces writes, this many times `concurrency` tasks may await their outcome."""
+
+
+class Run:
+    """One run of a worker on a queue.
+
+    Parameters
+    ----------
+    queue:
+        The queue.
+    owner:
+        Worker id and incarnation.
+    handlers:
+        Handlers by task type.
+    shards:
+        The full names of the shards to work on.
+    concurrency:
+        How many tasks at once.
+    options:
+        The run's options.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        owner: Owner,
+        handlers: Mapping[str, Handler],
+        shards: list[str],
+        concurrency: int,
+        options: WorkerRunOptions,
+    ) -> None:
+        self.counters = Counters()
+        """What the run has done so far."""
+        self._queue = queue
+        self._clock = queue.clock
+        self._handlers = handlers
+        self._options = options
+        self._concurrency = concurrency
+        self._paced = queue.store.capabilities.write_interval_s > 0
+        self._finder = Finder(queue.store, queue.keys, shards)
+        self._candidates = Candidates(owner.incarnation, queue.clock)
+        self._deletions = Deletions(queue.store)
+        self._claimer = Claimer(
+            queue.ledger, owner, handlers, self._candidates, self._deletions, self.counters
+        )
+        self._settler = Settler(queue.ledger, self._deletions, self.counters)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._work: set[asyncio.Task[None]] = set()
+        self._executions: set[Execution] = set()
+        self._listed_at = -math.inf
+        self._nothing_due = False
+        self._store_away = False
+        self._left_to_start = math.inf if options.max_tasks is None else options.max_tasks
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def go(self) -> None:
+        """Run until stopped, until `max_tasks`, or in a burst until nothing is due.
+
+        Raises
+        ------
+        ForeignKey
+            The bucket holds keys of another layout.
+        StoreError
+            The store refuses this worker (credentials, bucket).
+        """
+        dispatch = asyncio.create_task(self._dispatch())
+        flush = asyncio.create_task(self._flush_often())
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({dispatch, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._hurrying.set()
+            raise
+        finally:
+            self._stopping.set()
+            for task in (dispatch, flush, stopped):
+                task.cancel()
+            try:
+                await asyncio.wait({dispatch, flush, stopped})
+            finally:
+                await self._wind_down()
+        if not dispatch.cancelled():
+            dispatch.result()
+
+    def stop(self) -> None:
+        """Claim no more and let handlers finish. Called again: hand their tasks back at once."""
+        if self._stopping.is_set():
+            self._hurrying.set()
+        self._stopping.set()
+
+    async def _wind_down(self) -> None:
+        """Let handlers finish, release those that go on, and write the last outcomes."""
+        try:
+            if self._work:
+                await self._let_finish()
+            for execution in self._executions:
+                execution.release()
+            if self._work:
+                await asyncio.wait(self._work, timeout=LAST_WORD_S)
+        finally:
+            unsettled = list(self._work)
+            if unsettled:
+                log.error("%d tasks left unsettled; their leases will be taken back", len(unsettled))
+            for task in unsettled:
+                task.cancel()
+        await asyncio.gather(*unsettled, return_exceptions=True)
+        await self._deletions.flush()
+
+    async def _let_finish(self) -> None:
+        """Wait for the work in flight, but not past `shutdown_timeout_s` nor past a second stop."""
+        hurry = asyncio.create_task(self._hurrying.wait())
+        settled = asyncio.create_task(asyncio.wait(self._work))
+        try:
+            await asyncio.wait(
+                {hurry, settled},
+                timeout=self._options.shutdown_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            hurry.cancel()
+            settled.cancel()
+            await asyncio.wait({hurry, settled})
+
+    async def _flush_often(self) -> None:
+        while True:
+            await self._clock.sleep(FLUSH_S)
+            await self._deletions.flush()
+
+    # --- finding work ----------------------------------------------------------------------
+
+    async def _dispatch(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await self._slots.acquire()
+            seen = await self._next() if self._may_start() else None
+            if seen is not None:
+                self._start(seen)
+                pause_s = FIRST_PAUSE_S
+                continue
+            self._slots.release()
+            if self._is_done():
+                return
+            ripe_in_s = self._candidates.next_in_s() if self._may_start() else math.inf
+            await self._clock.sleep(min(pause_s, ripe_in_s))
+            pause_s = min(pause_s * 2, self._options.poll_interval_ms / 1000)
+
+    def _may_start(self) -> bool:
+        return self._left_to_start > 0 and len(self._work) < UNSETTLED_TASKS * self._concurrency
+
+    def _is_done(self) -> bool:
+        sated = self._left_to_start <= 0 or (self._options.burst and self._nothing_due)
+        return sated and not self._work
+
+    async def _next(self) -> Seen | None:
+        """Return a marker to try: from the page at hand while it is fresh, else from a new look."""
+        if self._clock.monotonic() - self._listed_at < PAGE_LIFE_S:
+            seen = self._candidates.pop()
+            if seen is not None:
+                return seen
+        self._nothing_due = False
+        # Work in flight may make more of it, also where this look has been already.
+        idle = not self._work
+        most_pages = WHOLE_ROUND if idle and self._options.burst else PAGES_A_LOOK
+        try:
+            found = await self._finder.look(self._candidates.is_open, most_pages=most_pages)
+        except Unavailable as error:
+            log.log(
+                logging.DEBUG if self._store_away else logging.WARNING, "waiting for the store: %s", error
+            )
+            self._store_away = True
+            return None
+        if self._store_away:
+            log.warning("the store is back")
+            self._store_away = False
+        self._listed_at = self._clock.monotonic()
+        self._nothing_due = idle and not found
+        self._candidates.refill(found, now_ms=self._queue.store.time.upper_ms())
+        return self._candidates.pop()
+
+    # --- a slot ----------------------------------------------------------------------------
+
+    def _start(self, seen: Seen) -> None:
+        self._left_to_start -= 1
+        task = asyncio.create_task(self._carry(seen))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _carry(self, seen: Seen) -> None:
+        """Carry one task from its claim to its outcome, in one slot."""
+        slot = _Slot(self._slots)
+        try:
+            held = await self._claim(seen)
+            if held is None:
+                self._left_to_start += 1
+            else:
+                await self._settler.settle(held, await self._attempt(held, slot))
+        finally:
+            slot.free()
+
+    async def _claim(self, seen: Seen) -> Claim | None:
+        try:
+            return await self._claimer.claim(seen)
+        except StoreError as error:
+            log.warning("task %s not claimed: %s", seen.marker.task_id, error)
+            return None
+
+    async def _attempt(self, held: Claim, slot: _Slot) -> Outcome:
+        execution = Execution(held, self._handlers[held.record.task_type], self._queue)
+        if self._stopping.is_set():
+            return execution.released()
+        self._executions.add(execution)
+        try:
+            outcome = await execution.run()
+        finally:
+            self._executions.discard(execution)
+        if execution.leftover is not None:
+            self.counters.leftover += 1
+            slot.keep_until(execution.leftover)
+        elif self._paced:
+            # The store makes this outcome wait; the next task need not.
+            slot.free()
+        return outcome
+
+
+class _Slot:
+    """One of `concurrency` places; freed once."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots: asyncio.Semaphore | None = slots
+
+    def free(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+            self._slots = None
+
+    def keep_until(self, leftover: asyncio.Future[object]) -> None:
+        """Stay taken until a handler that nothing can stop has ended."""
+        kept, self._slots = _Slot(self._slots) if self._slots is not None else None, None
+
+        def ended(future: asyncio.Future[object]) -> None:
+            if not future.cancelled():
+                future.exception()  # nobody else asks for it any more
+            if kept is not None:
+                kept.free()
+
+        leftover.add_done_callback(ended)

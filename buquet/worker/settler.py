@@ -1,0 +1,82 @@
+"""Settling: writing what an attempt came to, for as long as it takes to know that it stands.
+
+Example::
+
+    await settler.settle(held, outcome)
+"""
+
+from __future__ import annotations
+
+import logging
+
+from buquet._core.record import Record
+from buquet.deletions import Deletions
+from buquet.errors import NewerLayout, PoisonRecord, StoreError
+from buquet.ledger import Claim, Ledger
+from buquet.protocol.task import TaskStatus
+from buquet.protocol.transitions import Outcome
+from buquet.worker.counters import Counters
+
+log = logging.getLogger("buquet.worker")
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+
+
+class Settler:
+    """Writes outcomes for one worker.
+
+    Parameters
+    ----------
+    ledger:
+        The protocol's steps.
+    deletions:
+        Where the claim's marker goes once it has served.
+    counters:
+        What it counts.
+    """
+
+    def __init__(self, ledger: Ledger, deletions: Deletions, counters: Counters) -> None:
+        self._ledger = ledger
+        self._deletions = deletions
+        self._counters = counters
+
+    async def settle(self, held: Claim, outcome: Outcome) -> None:
+        """Write an outcome. Returns when it is known to stand, or known to be void.
+
+        While the store is away it tries on: an outcome is only dropped when another owns the task.
+        """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                record = await self._ledger.settle(held, outcome)
+            except (PoisonRecord, NewerLayout) as error:
+                log.error("outcome dropped: %s", error)  # noqa: TRY400 - the message says it all
+                return
+            except StoreError as error:
+                level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
+                log.log(level, "task %s: outcome not yet written: %s", held.record.id, error)
+                await self._ledger.clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            else:
+                self._note(held, outcome, record)
+                return
+
+    def _note(self, held: Claim, outcome: Outcome, record: Record | None) -> None:
+        if record is None:
+            self._counters.lease_lost += 1
+            log.warning("task %s: lease lost, outcome %s dropped", held.record.id, outcome.status)
+            return
+        # The claim's marker can never become valid again: the attempt has grown since.
+        key = self._ledger.keys.marker_key(held.marker)
+        self._deletions.add(key, read_at=self._ledger.clock.monotonic())
+        if record.status == TaskStatus.Completed:
+            self._counters.completed += 1
+        elif record.status != TaskStatus.Pending:
+            self._counters.failed += 1
+            log.warning("task %s (%s) failed: %s", record.id, record.task_type, record.last_error)
+        elif outcome.counts_as_retry:
+            self._counters.retried += 1
+            log.info("task %s (%s) will be retried: %s", record.id, record.task_type, record.last_error)
+        else:
+            self._counters.released += 1

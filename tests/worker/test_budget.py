@@ -1,0 +1,102 @@
+"""What tasks may cost, counted below the retry layer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_run import BURST, options, submit_many, worker_of
+from virtual import World, requests, virtual
+
+from buquet import RetryPolicy
+from buquet.queue import Queue
+from buquet.testing.faulty import Slow
+from buquet.worker import run as run_module
+
+
+def spent(queue: Queue) -> dict[str, int]:
+    counts = dict(requests(queue).counts)
+    requests(queue).counts.clear()
+    return counts
+
+
+def others(counts: dict[str, int]) -> int:
+    return sum(count for kind, count in counts.items() if kind not in {"get", "put"})
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.02])
+@pytest.mark.parametrize("concurrency", [16, 64])
+@virtual
+async def test_a_thousand_tasks(world: World, latency_s: float, concurrency: int) -> None:
+    """Submit: 1 PUT. Claim and complete: 1 GET + 2 PUT. LIST and the rest: 0.1 a task at most."""
+    queue = world.queue(plan=lambda _kind, _key: Slow(latency_s) if latency_s else None)
+    await submit_many(queue, 1000)
+    assert spent(queue) == {"put": 1000}
+    await worker_of(queue, concurrency=concurrency).run(BURST)
+    counts = spent(queue)
+    assert (counts["get"], counts["put"]) == (1000, 2000)
+    assert others(counts) <= 100
+    assert world.keys("ready/") == []
+
+
+@virtual
+async def test_a_retry_is_three_puts_and_a_get_more(world: World) -> None:
+    """The marker, back to pending, the claim; and the read of the ledger, not of the empty marker."""
+    queue = world.queue()
+    for retries in (0, 1, 3):
+        await submit_many(queue, 1, retry_policy=RetryPolicy(initial_interval_ms=0))
+        left = retries
+
+        async def fail(_input: object) -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise ValueError
+
+        spent(queue)
+        await worker_of(queue, fail).run(BURST)
+        counts = spent(queue)
+        assert (counts["get"], counts["put"]) == (1 + retries, 2 + 3 * retries)
+        assert "head" not in counts
+
+
+@virtual
+async def test_a_failure_for_good_costs_no_more_than_a_completion(world: World) -> None:
+    queue = world.queue()
+
+    async def fail(_input: object) -> None:
+        raise ValueError
+
+    await submit_many(queue, 10, max_retries=0)
+    spent(queue)
+    await worker_of(queue, fail).run(BURST)
+    counts = spent(queue)
+    assert (counts["get"], counts["put"]) == (10, 20)
+
+
+@virtual
+async def test_markers_are_deleted_in_batches_about_a_second_later(world: World) -> None:
+    queue = world.queue()
+    await submit_many(queue, 500)
+    spent(queue)
+    worker = worker_of(queue)
+    running = asyncio.create_task(worker.run(options()))
+    await world.clock.sleep(0.5)
+    assert worker.counters.completed == 500
+    assert len(world.keys("ready/")) == 500
+    await world.clock.sleep(run_module.FLUSH_S)
+    assert world.keys("ready/") == []
+    assert spent(queue)["delete_many"] == 1
+    await worker.stop()
+    await running
+
+
+@virtual
+async def test_what_a_few_busy_workers_cost_together(world: World) -> None:
+    queues = [world.queue(plan=lambda _kind, _key: Slow(0.02)) for _ in range(3)]
+    await submit_many(world.queue(), 900)
+    await asyncio.gather(*(worker_of(queue).run(BURST) for queue in queues))
+    counts = sum((requests(queue).counts for queue in queues), requests(world.queue()).counts)
+    # Without sessions all three try every task; contention is bounded by each one's own order.
+    assert counts["get"] + counts["put"] <= 6 * 900
+    assert len(world.keys("tasks/")) == 900

@@ -1,0 +1,120 @@
+"""Rule 7 in a worker: in which order a page is tried, and what is left alone for how long."""
+
+from __future__ import annotations
+
+import math
+
+from virtual import World, virtual
+
+from buquet._core import ident
+from buquet.protocol.keys import Keys, Marker
+from buquet.testing.clock import START
+from buquet.worker.candidates import Candidates
+from buquet.worker.finder import Seen
+from buquet.worker.recent import REMEMBERED, Recent
+
+NOW_MS = int(START * 1000)
+
+
+def seen(number: int, *, priority: int = 5, due_ms: int = NOW_MS, attempt: int = 0) -> Seen:
+    task_id = ident.mint(NOW_MS, priority, number)
+    marker = Marker("0", priority, due_ms, task_id, attempt)
+    return Seen(Keys().marker_key(marker), marker, has_body=True)
+
+
+def popped(candidates: Candidates) -> list[Seen]:
+    found = []
+    while (one := candidates.pop()) is not None:
+        found.append(one)
+    return found
+
+
+@virtual
+async def test_urgent_ones_first_and_each_worker_in_its_own_order(world: World) -> None:
+    page = [seen(number, priority=number % 3) for number in range(90)]
+    orders = []
+    for identity in ("a", "b"):
+        candidates = Candidates(identity, world.clock)
+        candidates.refill(page, now_ms=NOW_MS)
+        orders.append(popped(candidates))
+    for order in orders:
+        assert sorted(order, key=lambda one: one.key) == sorted(page, key=lambda one: one.key)
+        assert [one.marker.priority for one in order] == [0] * 30 + [1] * 30 + [2] * 30
+    assert orders[0] != orders[1]
+
+
+@virtual
+async def test_two_markers_of_one_task_on_one_page_are_no_tie(world: World) -> None:
+    """The old marker of a retried task may still be there beside the new one."""
+    page = [seen(1), seen(1, attempt=1, due_ms=NOW_MS - 5)]
+    candidates = Candidates("a", world.clock)
+    candidates.refill(page, now_ms=NOW_MS)
+    assert len(popped(candidates)) == 2
+
+
+@virtual
+async def test_among_many_workers_a_fresh_task_ripens(world: World) -> None:
+    candidates = Candidates("a", world.clock)
+    candidates.workers = 64
+    page = [seen(number) for number in range(640)]
+    candidates.refill(page, now_ms=NOW_MS)
+    tried = [len(popped(candidates))]
+    for _ in range(5):
+        assert 0 < candidates.next_in_s() <= 0.25
+        await world.clock.sleep(0.25)
+        tried.append(len(popped(candidates)))
+    assert sum(tried) == 640
+    assert 10 <= tried[0] <= 30
+    assert tried[0] < tried[2] < tried[4]
+    assert candidates.next_in_s() == math.inf
+
+
+@virtual
+async def test_waiting_counts_from_when_it_was_first_seen_not_from_each_listing(world: World) -> None:
+    candidates = Candidates("a", world.clock)
+    candidates.workers = 1000
+    page = [seen(number, due_ms=NOW_MS - 3_600_000) for number in range(100)]
+    candidates.refill(page, now_ms=NOW_MS)
+    assert len(popped(candidates)) < 10, "an old backlog is as contended as a fresh task"
+    for _ in range(24):
+        await world.clock.sleep(0.1)
+        candidates.refill(page, now_ms=NOW_MS)
+    assert len(popped(candidates)) == 100
+
+
+@virtual
+async def test_what_is_left_is_not_tried_until_then(world: World) -> None:
+    candidates = Candidates("a", world.clock)
+    one, other = seen(1), seen(2)
+    candidates.leave(one.key, for_s=2)
+    candidates.leave(other.key)
+    candidates.refill([one, other], now_ms=NOW_MS)
+    assert candidates.pop() is None
+    assert not candidates.is_open(one)
+    await world.clock.sleep(2)
+    assert candidates.is_open(one)
+    assert not candidates.is_open(other)
+    candidates.refill([one, other], now_ms=NOW_MS)
+    assert popped(candidates) == [one]
+
+
+@virtual
+async def test_what_was_left_after_the_listing_is_not_tried(world: World) -> None:
+    candidates = Candidates("a", world.clock)
+    one, other = seen(1), seen(2)
+    candidates.refill([one, other], now_ms=NOW_MS)
+    candidates.leave(one.key)
+    assert popped(candidates) == [other]
+
+
+def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
+    recent = Recent()
+    for number in range(REMEMBERED + 10):
+        recent.put(str(number), number)
+        recent.put("kept", 1)
+    assert "kept" in recent
+    assert "0" not in recent
+    assert str(REMEMBERED + 9) in recent
+    assert recent.get("0", 5) == 5
+    assert recent.setdefault("kept", 7) == 1
+    assert recent.setdefault("new", 7) == recent.get("new", 0) == 7
