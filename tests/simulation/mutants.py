@@ -1,0 +1,399 @@
+"""Faults planted in the package, one at a time: each must break the invariant that names it.
+
+A mutant is a change of the package's sources, made in a temporary copy; the package itself
+knows nothing of it. For each, a seed is recorded that finds it and that the package as it is
+passes. `python -m simulation --mutants` plants them all, `--find-mutants 1-1000` looks for
+new seeds where a change of the package has made the old ones blind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import buquet
+from simulation import oracle
+
+PACKAGE = Path(buquet.__file__).parent
+TESTS = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A piece of text in a file of the package, which must be there once, and what replaces it."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A planted fault, the invariants that name it, and a seed that finds it."""
+
+    name: str
+    rules: tuple[str, ...]
+    seed: int
+    patches: tuple[Patch, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "a claim over a running record whose lease is void",
+        (oracle.RUNNING_UNMARKED, oracle.BAD_STEP),
+        0,
+        (
+            Patch(
+                "ledger.py",
+                """            case Void():
+                return TakenBack() if await self.take_back(loaded) else Lost()
+            case Cancelled():""",
+                """            case Void():
+                return await self._write_claim(record, marker, owner, IfMatches(loaded.etag))
+            case Cancelled():""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a marker key without the attempt",
+        (oracle.PENDING_UNMARKED,),
+        0,
+        (
+            Patch("protocol/keys.py", "-{marker.attempt:04x}", "-0000"),
+            Patch(
+                "protocol/transitions.py",
+                "if (marker.due_ms, marker.attempt) != (parse_ms(record.available_at), record.attempt):",
+                "if marker.due_ms != parse_ms(record.available_at):",
+            ),
+        ),
+    ),
+    Mutant(
+        "an actor whose CAS failed deletes its own new marker",
+        (oracle.PENDING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "ledger.py",
+                "        return await self.replace(record, loaded.etag, nonce) is not None\n",
+                """        if await self.replace(record, loaded.etag, nonce) is not None:
+            return True
+        marker = next_marker(self.keys, record)
+        if marker is not None:
+            await self.store.delete(self.keys.marker_key(marker), read_at=self.clock.monotonic())
+        return False
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a journal that lists the task but another lease",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "heartbeat.py",
+                "        fresh = self.me.acknowledge([entry.lease_id for entry in session.journal])\n",
+                """        tasks = {entry.task_id for entry in session.journal}
+        fresh = self.me.acknowledge([e.lease_id for e in self.me.snapshot() if e.task_id in tasks])
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "the current in-flight set marked as journaled instead of the snapshot sent",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "heartbeat.py",
+                "self.me.acknowledge([entry.lease_id for entry in session.journal])",
+                "self.me.acknowledge([entry.lease_id for entry in self.me.snapshot()])",
+            ),
+        ),
+    ),
+    Mutant(
+        "an entry that leaves in-flight when the handler returns",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "worker/run.py",
+                "                    await self._settler.settle(held, await self._attempt(held, slot))\n",
+                """                    outcome = await self._attempt(held, slot)
+                    held.owner.leave(held.lease_id)
+                    await self._settler.settle(held, outcome)
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "forgetting on OutcomeUnknown",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "worker/settler.py",
+                """            except StoreError as error:
+""",
+                """            except StoreError as error:
+                if type(error).__name__ == "OutcomeUnknown":
+                    held.owner.leave(held.lease_id)
+                    return
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a new incarnation that keeps the in-flight set",
+        (oracle.FOREIGN_LEASE,),
+        0,
+        (
+            Patch(
+                "heartbeat.py",
+                """        self.me.is_alive = False
+        self.me = self._incarnate()
+        await self.create()
+""",
+                """        self.me.is_alive = False
+        held, self.me = self.me, self._incarnate()
+        self.me._in_flight = held._in_flight
+        await self.create()
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "in-flight keyed by task id",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "incarnation.py",
+                "self._in_flight[lease_id] = Entry(task_id, lease_id, lease_expires_at)",
+                """self._in_flight[task_id] = Entry(task_id, lease_id, lease_expires_at)
+            self._task_of = {**getattr(self, "_task_of", {}), lease_id: task_id}""",
+            ),
+            Patch(
+                "incarnation.py",
+                "self._in_flight.pop(lease_id, None)",
+                'self._in_flight.pop(getattr(self, "_task_of", {}).get(lease_id), None)',
+            ),
+            Patch(
+                "incarnation.py",
+                "return lease_id in self._in_flight or lease_id in self._claiming",
+                """return lease_id in self._claiming or any(
+                entry.lease_id == lease_id for entry in self._in_flight.values()
+            )""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a monitor that takes 412 as handled",
+        (oracle.RUNNING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "watch.py",
+                "            if await self._ledger.take_back(loaded):\n",
+                "            if await self._ledger.take_back(loaded) or True:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        '"still our lease" without the status',
+        (oracle.NOT_THE_LEASE, oracle.TERMINAL_CHANGED),
+        0,
+        (
+            Patch(
+                "protocol/transitions.py",
+                "if record.status == TaskStatus.Running and record.lease_id == lease_id:",
+                "if lease_id in (record.lease_id, record.log[-1].lease_id):",
+            ),
+        ),
+    ),
+    Mutant(
+        "judging a marker by a remembered ledger",
+        (oracle.PENDING_UNMARKED, oracle.RUNNING_UNMARKED, oracle.SUBMIT_LOST),
+        0,
+        (
+            Patch(
+                "ledger.py",
+                "            body, ledger = None, await self.store.get(ledger_key)\n",
+                """            remembered = self.__dict__.setdefault("_remembered", {})
+            if ledger_key not in remembered:
+                remembered[ledger_key] = await self.store.get(ledger_key)
+            body, ledger = None, remembered[ledger_key]
+""",
+            ),
+            Patch(
+                "ledger.py",
+                """                self.store.get(self.keys.marker_key(marker)), self.store.get(ledger_key)
+            )
+""",
+                """                self.store.get(self.keys.marker_key(marker)), self.store.get(ledger_key)
+            )
+            self.__dict__.setdefault("_remembered", {})[ledger_key] = ledger
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a session deleted without a tombstone",
+        (oracle.NOT_BURIED,),
+        0,
+        (
+            Patch(
+                "watch.py",
+                """        written = await self._store.put(
+            key, encode(tombstone), IfMatches(etag), ours=lambda body: body == encode(tombstone)
+        )
+""",
+                "        written: object = etag\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a resent session create",
+        (oracle.SECOND_LIFE,),
+        0,
+        (
+            Patch(
+                "heartbeat.py",
+                "await self._store.once.put(key, encode(session), IfAbsent(self._clock.monotonic()))",
+                "await self._store.put(key, encode(session), IfAbsent(self._clock.monotonic()))",
+            ),
+            Patch(
+                "heartbeat.py",
+                "        except Undecided:\n            etag = await",
+                "        except (Undecided, StoreError):\n            etag = await",
+            ),
+        ),
+    ),
+    Mutant(
+        "new marker after the pending write",
+        (oracle.PENDING_UNMARKED,),
+        0,
+        (
+            Patch(
+                "ledger.py",
+                """            await self._prepare(after)
+            if await self.replace(after, etag, outcome.nonce) is not None:
+""",
+                """            if await self.replace(after, etag, outcome.nonce) is not None:
+                await self._prepare(after)
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "completion without If-Match",
+        (oracle.NOT_THE_LEASE, oracle.TERMINAL_CHANGED, oracle.ATTEMPT_FELL),
+        0,
+        (
+            Patch(
+                "ledger.py",
+                "            if await self.replace(after, etag, outcome.nonce) is not None:\n",
+                "            key = self.keys.ledger(after.id)\n"
+                "            if await self.store.put(key, encode(after), Always()) is not None:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "412 after a lost reply taken as lost",
+        (oracle.UNSETTLED_412,),
+        0,
+        (
+            Patch(
+                "store/retry.py",
+                "        if written is None and call.maybe_applied:\n",
+                "        if written is None and call.maybe_applied and not key:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        '409 taken as "exists"',
+        (oracle.SUBMIT_LOST, oracle.PENDING_UNMARKED),
+        0,
+        (
+            Patch(
+                "store/retry.py",
+                """        except Undecided as cause:
+            call.note(cause)
+            return _Doubt""",
+                """        except Undecided as cause:
+            if "409" in str(cause):
+                return None
+            call.note(cause)
+            return _Doubt""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a listing that a page of future markers blocks",
+        (oracle.STARVED,),
+        0,
+        (
+            Patch(
+                "worker/finder.py",
+                "                self._after = self._beyond(page, shown, now_ms)\n                continue\n",
+                "                self._move_to(self._number)\n                break\n",
+            ),
+        ),
+    ),
+)
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[Path]:
+    """Copy the package, plant the fault, and yield the folder to import it from."""
+    with tempfile.TemporaryDirectory(prefix="buquet-mutant-") as folder:
+        copy = Path(folder) / "buquet"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.c"))
+        for patch in mutant.patches:
+            file = copy / patch.file
+            text = file.read_text()
+            if text.count(patch.old) != 1:
+                raise LookupError(
+                    f"{mutant.name}: {patch.file} has {text.count(patch.old)} times the text that the patch "
+                    f"replaces; write the patch anew:\n{patch.old}"
+                )
+            file.write_text(text.replace(patch.old, patch.new))
+        yield Path(folder)
+
+
+def try_seeds(mutant: Mutant, seeds: range) -> tuple[int, str, str] | None:
+    """Return the first of the seeds that finds a mutant, the rule it breaks, and how."""
+    with planted(mutant) as folder:
+        code = "import sys, json; from simulation.mutants import first_breach; " + (
+            "print(json.dumps(first_breach(range(*map(int, sys.argv[1:3])))))"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", code, str(seeds.start), str(seeds.stop)],
+            env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{TESTS}", "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if ran.returncode != 0:
+        raise RuntimeError(f"{mutant.name}: {ran.stderr}")
+    found = json.loads(ran.stdout)
+    return None if found is None else tuple(found)
+
+
+def first_breach(seeds: range) -> tuple[int, str, str] | None:
+    """In the process that runs a mutant: the first seed that fails, its rule and its message."""
+    from simulation.scenario import run
+
+    for seed in seeds:
+        breach = run(seed).breach
+        if breach is not None:
+            return seed, breach.rule, str(breach)
+    return None
