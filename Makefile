@@ -8,6 +8,7 @@ PYTHON ?= python3
 ARGS ?=
 
 BIN := .venv/bin
+CEPH := radosgw ceph-mon ceph-osd ceph-common
 CORE := setup.py pyproject.toml $(wildcard buquet/_core/*.py buquet/_core/*.pxd)
 
 # The folder `drivers` in the working directory must never be imported instead of buquet.drivers.
@@ -15,16 +16,22 @@ export PYTHONSAFEPATH = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format bench cov wheel localstack clean
+.PHONY: help demo test test-ceph matrix lint types format bench cov wheel localstack ceph clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/core ## run the main job on the embedded store: 1,000 tasks, a worker killed, none lost
 	$(BIN)/python -m buquet.cli.demo
 
 test: .venv/core .venv/test .cache/localstack/installed ## run all tests, on real S3 servers too
 	$(BIN)/python -m pytest $(ARGS)
+
+test-ceph: ceph .venv/core .venv/test ## run the contract suite, the probe and a queue on Ceph
+	$(BIN)/python -m pytest tests/on_ceph.py $(ARGS)
+
+matrix: .venv/core .venv/test .cache/localstack/installed ## print what each S3 server does, for docs/stores.md
+	@PYTHONPATH=tests $(BIN)/python tests/matrix.py $(ARGS)
 
 lint: .venv/core .venv/lint ## check style
 	$(BIN)/ruff check .
@@ -49,6 +56,14 @@ wheel: .venv/test ## build the sdist and the wheel into dist/
 	$(BIN)/python -m build
 
 localstack: .cache/localstack/installed ## install LocalStack for the tests
+
+ceph: ## install Ceph from the packages of Debian or Ubuntu, as root
+	@for tool in radosgw ceph-mon ceph-osd ceph; do command -v $$tool >/dev/null || missing=yes; done; \
+	if [ "$$missing" ] && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
+		echo 'Ceph is missing, and this can only install it as root and with apt-get: install $(CEPH)' >&2; exit 1; \
+	elif [ "$$missing" ]; then \
+		apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(CEPH); \
+	fi
 
 clean: ## remove everything that make made
 	rm -rf .venv .cache build dist ./*.egg-info .*_cache .benchmarks .coverage .hypothesis

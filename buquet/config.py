@@ -169,18 +169,20 @@ def _locate(
 
 
 def _check_url(endpoint: str) -> None:
-    parts = _split(endpoint)
-    if "@" in parts.netloc:
+    # First, and anywhere: a secret may have a slash, and no message may quote it.
+    if "@" in endpoint:
         raise BadEndpoint(
             "the endpoint holds a user name or a password: pass keys as access_key_id and secret_access_key"
         )
+    url, _, query = endpoint.replace("#", "?").partition("?")
+    if query:
+        raise BadEndpoint(f"the endpoint must end before '?' or '#': write {url!r}")
+    parts = _split(endpoint)
     if parts.scheme not in ("http", "https"):
         cure = f": did you mean http://{endpoint}?" if "://" not in endpoint else ""
         raise BadEndpoint(f"the endpoint {endpoint!r} is not an http(s) URL, local:PATH or memory:{cure}")
     if not parts.hostname:
         raise BadEndpoint(f"the endpoint {endpoint!r} names no host")
-    if parts.query or parts.fragment:
-        raise BadEndpoint(f"the endpoint {endpoint!r} must end before '?' or '#'")
 
 
 def _split(endpoint: str) -> SplitResult:

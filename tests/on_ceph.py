@@ -56,6 +56,13 @@ async def test_the_generic_driver_is_refused_and_told_which_to_take(ceph: server
         await connect(bucket=ceph.new_bucket(), **arguments(ceph))
 
 
+async def test_a_versioned_bucket_is_refused_because_a_create_overwrites_there(ceph: servers.Server) -> None:
+    bucket = ceph.new_bucket()
+    ceph.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    with pytest.raises(UnfitStore, match="overwrote an object although If-None-Match"):
+        await connect(bucket=bucket, driver="ceph", **arguments(ceph))
+
+
 async def test_every_task_is_run_once_by_one_of_two_workers(ceph: servers.Server) -> None:
     async with connect(bucket="a-queue", driver="ceph", create_bucket=True, **arguments(ceph)) as queue:
         submitted = [await queue.submit("double", {"number": number}) for number in range(TASKS)]

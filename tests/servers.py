@@ -329,7 +329,7 @@ class Rclone(Server):
 class Ceph(Server):
     """Ceph's RADOS Gateway, on a cluster of one monitor and one OSD that keeps all in memory.
 
-    Debian's packages radosgw, ceph-mon, ceph-osd and ceph-common; `make test-ceph` installs them.
+    Debian's packages radosgw, ceph-mon, ceph-osd and ceph-common; `make ceph` installs them.
     """
 
     name = "ceph"
@@ -345,7 +345,7 @@ class Ceph(Server):
 
     def start(self) -> None:
         if shutil.which("radosgw") is None:
-            raise RuntimeError("Ceph is not installed: run `make test-ceph` as root")
+            raise RuntimeError("Ceph is not installed: run `make ceph` as root")
         try:
             if not self._cluster:
                 self._start_cluster()

@@ -47,3 +47,11 @@ def test_versions_are_those_that_the_tests_install() -> None:
         found = re.search(f'"{package}==([0-9.]+)"', pinned)
         assert found is not None, package
         assert matrix.COLUMNS[name].split()[-1] == found[1]
+
+
+@pytest.mark.server
+def test_the_tool_gets_answers() -> None:
+    cells = dict(zip(matrix.ROWS, matrix.column("ministack"), strict=True))
+    assert cells["`If-None-Match: *`: new / existing key"] == "200 / 412 PreconditionFailed"
+    assert cells["buquet's probe, with the driver"] == "passed, `s3`"
+    assert not {"", "?"} & set(cells.values())

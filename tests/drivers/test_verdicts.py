@@ -25,7 +25,6 @@ R2_ERRORS = "https://developers.cloudflare.com/r2/api/error-codes/"
 R2_LIMITS = "https://developers.cloudflare.com/r2/platform/limits/"
 MINIO = "https://github.com/minio/minio"
 COREWEAVE = "https://docs.coreweave.com/release-notes/ai-object-storage-conditional-writes"
-GCS = "https://cloud.google.com/storage/docs/xml-api/reference-status"
 B2 = "https://github.com/lance-format/lance/issues/5614"
 OSS = "https://github.com/tobi/walgit/issues/67"
 RFC_9110 = "https://www.rfc-editor.org/rfc/rfc9110"
@@ -74,7 +73,6 @@ ROWS = [
     (EVERY, list(Op), 429, "", V.BUSY, RFC_6585),
     (["r2"], CONDITIONAL, 429, "TooManyRequests", V.BUSY, f"{R2_ERRORS} (10058), {R2_LIMITS}"),
     (["r2"], list(Op), 503, "ServiceUnavailable", V.BUSY, f"{R2_ERRORS} (10043)"),
-    (["s3"], list(Op), 429, "SlowDown", V.BUSY, GCS),
     (["minio"], list(Op), 503, "SlowDownWrite", V.BUSY, f"{MINIO}/blob/master/cmd/api-errors.go"),
     # open
     (EVERY, list(Op), 500, "InternalError", V.UNDECIDED, AWS_ERRORS),
@@ -97,7 +95,6 @@ ROWS = [
     (EVERY, list(Op), 403, "SignatureDoesNotMatch", V.REFUSED, AWS_ERRORS),
     (EVERY, list(Op), 403, "InvalidAccessKeyId", V.REFUSED, AWS_ERRORS),
     (EVERY, list(Op), 403, "AccessDenied", V.REFUSED, AWS_ERRORS),
-    (["seaweedfs", "ceph"], list(Op), 403, "", V.REFUSED, "measured: no signature"),
     (["r2"], list(Op), 401, "Unauthorized", V.REFUSED, f"{R2_ERRORS} (10002)"),
     (["r2"], list(Op), 403, "NotEntitled", V.REFUSED, f"{R2_ERRORS} (10042)"),
     (["r2"], [Op.PUT, Op.REPLACE, Op.DELETE], 403, "ObjectLockedByBucketPolicy", V.REFUSED,

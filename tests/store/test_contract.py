@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from broken_stores import ChecksThenWrites, CreatesOnIfMatches, IgnoresIfAbsent, IgnoresIfMatches, SaysItLost
 
 from buquet.clock import StoreClock, SystemClock
-from buquet.store.interface import Always, IfAbsent, IfMatches, Page, Store, Written
+from buquet.store.interface import IfAbsent, Page, Store, Written
 from buquet.store.local import LocalStore
 from buquet.store.memory import MemoryStore
 from buquet.store.retry import Retrying
@@ -93,43 +94,6 @@ async def test_local_store_lets_one_create_win_between(kind: str, tmp_path: Path
 
 
 # --- the suite finds what it is there to find -----------------------------------------------
-
-
-class IgnoresIfAbsent(MemoryStore):
-    async def put(self, key, body, condition, **options):
-        return await super().put(key, body, Always() if isinstance(condition, IfAbsent) else condition)
-
-
-class IgnoresIfMatches(MemoryStore):
-    async def put(self, key, body, condition, **options):
-        return await super().put(key, body, Always() if isinstance(condition, IfMatches) else condition)
-
-
-class CreatesOnIfMatches(MemoryStore):
-    """What MinIO did before RELEASE.2025-09-07."""
-
-    async def put(self, key, body, condition, **options):
-        if isinstance(condition, IfMatches) and await self.head(key) is None:
-            condition = Always()
-        return await super().put(key, body, condition)
-
-
-class ChecksThenWrites(MemoryStore):
-    """A condition that is checked, but not in one step with the write."""
-
-    async def put(self, key, body, condition, **options):
-        found = await self.head(key)
-        if isinstance(condition, IfAbsent) and found is not None:
-            return None
-        if isinstance(condition, IfMatches) and (found is None or found.etag != condition.etag):
-            return None
-        return await super().put(key, body, Always())
-
-
-class SaysItLost(MemoryStore):
-    async def put(self, key, body, condition, **options):
-        written = await super().put(key, body, condition)
-        return None if isinstance(condition, IfMatches) else written
 
 
 class ReturnsAnotherEtag(MemoryStore):
