@@ -69,7 +69,12 @@ class Connecting:
                 await store.close()
             raise
         keys = Keys(self._settings.prefix, manifest.shard_prefix_len)
-        return Queue(store, keys, max_payload_bytes=self._settings.max_payload_bytes)
+        return Queue(
+            store,
+            keys,
+            max_payload_bytes=self._settings.max_payload_bytes,
+            open_store=lambda: open_store(self._settings, SystemClock()),
+        )
 
 
 def connect(

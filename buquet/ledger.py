@@ -25,8 +25,12 @@ from dataclasses import dataclass
 from buquet._core import ident
 from buquet._core.record import Record, claim, encode
 from buquet.clock import token
-from buquet.errors import PoisonRecord
+from buquet.errors import NewerLayout, PoisonRecord
+from buquet.incarnation import Incarnation
 from buquet.protocol.keys import Keys, Marker
+from buquet.protocol.session import TOMBSTONE, session_key
+from buquet.protocol.session import decode as decode_session
+from buquet.protocol.task import TaskStatus
 from buquet.protocol.transitions import (
     Cancelled,
     Claimable,
@@ -43,18 +47,11 @@ from buquet.protocol.transitions import (
     judge,
     judge_refused,
     next_marker,
+    next_moment_ms,
     settled,
     taken_back,
 )
-from buquet.store.interface import Blob, IfAbsent, IfMatches, Store
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Who claims: a worker's id and the incarnation of its process."""
-
-    worker_id: str
-    incarnation: str
+from buquet.store.interface import Always, Blob, IfAbsent, IfMatches, Store, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +62,7 @@ class Claim:
     etag: str
     lease_id: str
     marker: Marker
+    owner: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,7 @@ class Look(enum.Enum):
     BOTH = "both"
 
 
+Judged = Lost | Garbage | Gone | TakenBack | Leave
 Attempted = Claim | Lost | Garbage | Gone | TakenBack | Leave
 
 
@@ -192,7 +191,7 @@ class Ledger:
         *,
         has_body: bool,
         look: Look,
-        owner: Owner,
+        owner: Incarnation,
         handles: Container[str],
     ) -> Attempted:
         """Try to claim the task of a marker that was seen in a listing.
@@ -239,7 +238,7 @@ class Ledger:
         return Gone() if has_body else Garbage(read_at)
 
     async def _claim_first(
-        self, marker: Marker, body: Blob, read_at: float, owner: Owner, handles: Container[str]
+        self, marker: Marker, body: Blob, read_at: float, owner: Incarnation, handles: Container[str]
     ) -> Attempted:
         record = decode(body.body, task_id=marker.task_id)
         if self.keys.marker_of(record) != marker:
@@ -248,11 +247,16 @@ class Ledger:
             return Leave()
         return await self._write_claim(record, marker, owner, IfAbsent(read_at))
 
-    async def _act(self, marker: Marker, loaded: Loaded, owner: Owner, handles: Container[str]) -> Attempted:
+    async def _act(
+        self, marker: Marker, loaded: Loaded, owner: Incarnation, handles: Container[str]
+    ) -> Attempted:
+        record = loaded.record
+        # Our own session's lease that we neither hold nor are settling a claim of is nobody's.
+        is_orphan = record.incarnation == owner.id and not owner.knows(record.lease_id)
         now_ms = self.store.time.lower_ms()
-        match judge(marker, loaded.record, now_ms=now_ms, handles=handles):
+        match judge(marker, record, now_ms=now_ms, handles=handles, is_orphan=is_orphan):
             case Claimable():
-                return await self._write_claim(loaded.record, marker, owner, IfMatches(loaded.etag))
+                return await self._write_claim(record, marker, owner, IfMatches(loaded.etag))
             case Void():
                 return TakenBack() if await self.take_back(loaded) else Lost()
             case Cancelled():
@@ -263,33 +267,79 @@ class Ledger:
                 return leave
 
     async def _write_claim(
-        self, record: Record, marker: Marker, owner: Owner, condition: IfAbsent | IfMatches
+        self, record: Record, marker: Marker, owner: Incarnation, condition: IfAbsent | IfMatches
     ) -> Claim | Lost:
         lease_id = token(self.clock)
         running = claim(
             record,
-            at_ms=self.store.time.now_ms(),
+            at_ms=next_moment_ms(record, self.store.time.now_ms()),
             lease_id=lease_id,
             nonce=self.mint_nonce(),
             worker_id=owner.worker_id,
-            incarnation=owner.incarnation,
+            incarnation=owner.id,
         )
         key = self.keys.ledger(record.id)
-        written = await self.store.put(key, encode(running), condition, ours=holds_lease(lease_id))
-        if written is None:
-            return Lost()
-        if written.body is not None:
-            running = decode(written.body, task_id=record.id)
-        return Claim(running, written.etag, lease_id, marker)
+        owner.begin_claim(lease_id)
+        try:
+            written = await self.store.put(key, encode(running), condition, ours=holds_lease(lease_id))
+            if written is None:
+                return Lost()
+            if written.body is not None:
+                running = decode(written.body, task_id=record.id)
+            assert running.lease_expires_at is not None  # noqa: S101 - claim() sets it
+            owner.enter(record.id, lease_id, running.lease_expires_at, now=self.clock.monotonic())
+            return Claim(running, written.etag, lease_id, marker, owner)
+        finally:
+            owner.end_claim(lease_id)
 
     async def _fail_cancelled(self, loaded: Loaded) -> Lost | Garbage:
         nonce = self.mint_nonce()
-        failed = cancelled(loaded.record, at_ms=self.store.time.now_ms(), nonce=nonce)
+        at_ms = next_moment_ms(loaded.record, self.store.time.now_ms())
+        failed = cancelled(loaded.record, at_ms=at_ms, nonce=nonce)
+        await self._prepare(failed)
         read_at = self.clock.monotonic()
-        written = await self._replace(failed, loaded.etag, nonce)
+        written = await self.replace(failed, loaded.etag, nonce)
         return Lost() if written is None else Garbage(read_at)
 
     # --- take back (rule 9) ----------------------------------------------------------------
+
+    async def inspect(self, marker: Marker, *, has_body: bool) -> Judged:
+        """Judge an old marker whatever its task's type, as a sweep does: take back, or find garbage.
+
+        Raises
+        ------
+        PoisonRecord, NewerLayout
+            The record cannot be read.
+        """
+        read_at = self.clock.monotonic()
+        loaded = await self.load(marker.task_id)
+        if loaded is None:
+            return Gone() if has_body else Garbage(read_at)
+        record = loaded.record
+        is_orphan = record.status == TaskStatus.Running and await self.owner_is_gone(record)
+        now_ms = self.store.time.lower_ms()
+        match judge(marker, record, now_ms=now_ms, handles=(), is_orphan=is_orphan):
+            case Void():
+                return TakenBack() if await self.take_back(loaded) else Lost()
+            case Deletable():
+                return Garbage(read_at)
+            case _:
+                return Leave()
+
+    async def owner_is_gone(self, record: Record) -> bool:
+        """Whether the session of a running record's owner is a tombstone or absent.
+
+        The record must have been read before this is asked.
+        """
+        if record.worker_id is None or record.incarnation is None:
+            return True
+        blob = await self.store.get(session_key(self.keys.prefix, record.worker_id, record.incarnation))
+        if blob is None:
+            return True
+        try:
+            return decode_session(blob.body).state == TOMBSTONE
+        except (PoisonRecord, NewerLayout):
+            return False
 
     async def take_back(self, loaded: Loaded) -> bool:
         """Give a running task whose lease is void back to the queue; False if the record changed.
@@ -298,8 +348,8 @@ class Ledger:
         """
         nonce = self.mint_nonce()
         record = taken_back(loaded.record, at_ms=self.store.time.now_ms(), nonce=nonce)
-        await self._put_marker(record)
-        return await self._replace(record, loaded.etag, nonce) is not None
+        await self._prepare(record)
+        return await self.replace(record, loaded.etag, nonce) is not None
 
     # --- complete, retry, release (rule 15) --------------------------------------------------
 
@@ -317,8 +367,8 @@ class Ledger:
         record, etag = held.record, held.etag
         while True:
             after = settled(record, outcome)
-            await self._put_marker(after)
-            if await self._replace(after, etag, outcome.nonce) is not None:
+            await self._prepare(after)
+            if await self.replace(after, etag, outcome.nonce) is not None:
                 return after
             blob = await self.store.get(self.keys.ledger(record.id))
             current = None if blob is None else decode(blob.body, task_id=record.id)
@@ -333,11 +383,19 @@ class Ledger:
 
     # --- writing ---------------------------------------------------------------------------
 
-    async def _put_marker(self, record: Record) -> None:
+    async def _prepare(self, record: Record) -> None:
+        """Write what must stand before the record: its marker, or its entry among the failed."""
+        if record.status == TaskStatus.Failed:
+            await self.store.put(self.keys.failed(record.id), b"", Always())
         marker = next_marker(self.keys, record)
         if marker is not None:
             await self.store.put(self.keys.marker_key(marker), b"", IfAbsent(None))
 
-    async def _replace(self, record: Record, etag: str, nonce: str) -> object | None:
+    async def note_poison(self, task_id: str, reason: str) -> None:
+        """Write down why a record cannot be read (rule 20)."""
+        await self.store.put(self.keys.poison(task_id), reason.encode("utf-8", "backslashreplace"), Always())
+
+    async def replace(self, record: Record, etag: str, nonce: str) -> Written | None:
+        """Write a record over the version with this ETag; None if it has changed."""
         key = self.keys.ledger(record.id)
         return await self.store.put(key, encode(record), IfMatches(etag), ours=bears_nonce(nonce))

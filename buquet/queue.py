@@ -11,21 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from buquet import deadletters
 from buquet._core import ident
 from buquet._core.value import plain
-from buquet.errors import InvalidInput, InvalidInputType, NewerLayout, OutcomeUnknown, PoisonRecord
+from buquet.errors import (
+    InvalidInput,
+    InvalidInputType,
+    NewerLayout,
+    OutcomeUnknown,
+    PoisonRecord,
+    Unavailable,
+)
 from buquet.ledger import Ledger
 from buquet.listing import readable, shard_pages
 from buquet.protocol.keys import Keys
 from buquet.protocol.retry_policy import RetryPolicy
 from buquet.protocol.task import EPOCH, Task, TaskStatus, history_of, task_of
 from buquet.protocol.transitions import submitted
-from buquet.store.interface import Store
+from buquet.store.interface import FenceExpired
+from buquet.store.retry import Retrying
 
 DEFAULT_PRIORITY = 5
 MAX_PAYLOAD_BYTES = 1 << 20
@@ -52,14 +62,25 @@ class Queue:
         The queue's layout.
     max_payload_bytes:
         The largest input, and the largest output, in bytes of JSON.
+    open_store:
+        Opens a second client of the same bucket, for a heartbeat in a thread of its own;
+        without it the heartbeat runs beside the rest.
     """
 
-    def __init__(self, store: Store, keys: Keys, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    def __init__(
+        self,
+        store: Retrying,
+        keys: Keys,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        open_store: Callable[[], Retrying] | None = None,
+    ) -> None:
         self.store = store
         self.keys = keys
         self.clock = store.time.clock
         self.ledger = Ledger(store, keys)
         self.max_payload_bytes = max_payload_bytes
+        self.open_store = open_store
 
     async def __aenter__(self) -> Queue:
         return self
@@ -145,6 +166,11 @@ class Queue:
         except OutcomeUnknown as error:
             error.task_id = record.id
             raise
+        except FenceExpired as expired:
+            raise Unavailable(
+                f"the process stood still before the task could be sent ({expired}); nothing was stored: "
+                "submit it again"
+            ) from expired
         return task_of(record)
 
     def to_json(self, value: Any, where: str) -> bytes:
@@ -309,6 +335,69 @@ class Queue:
                     return task
                 await self.clock.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, WAIT_LONGEST_S)
+
+    # --- what has ended --------------------------------------------------------------------
+
+    async def list_failed(self, limit: int = 100, task_type: str | None = None) -> Tasks:
+        """List failed tasks, by shard and then by id. One GET each, and one LIST a thousand.
+
+        Parameters
+        ----------
+        limit:
+            At most this many.
+        task_type:
+            Only tasks of this type; applied before `limit`.
+        """
+        _check_integer("limit", limit, least=0, most=1_000_000)
+        found: Tasks = []
+        async for record in deadletters.failed(self.ledger):
+            if len(found) >= limit:
+                break
+            if task_type in (None, record.task_type):
+                found.append(task_of(record))
+        return found
+
+    async def requeue(self, task_id: str) -> Task:
+        """Do an ended task's work again as a new task; the old one is archived.
+
+        The new task's id follows from the old one's, so calling twice makes one task.
+
+        Returns
+        -------
+        Task
+            The new task; `requeue_of` names the old one.
+
+        Raises
+        ------
+        LookupError
+            There is no such task, or it was never claimed.
+        ValueError
+            The id is malformed, the task has not ended, or it is archived already.
+        """
+        ident.parse(task_id)
+        return task_of(await deadletters.requeue(self.ledger, task_id))
+
+    async def archive(self, task_id: str) -> Task:
+        """Archive an ended task: it keeps its outcome, and is removed for good when it is old.
+
+        Raises
+        ------
+        LookupError
+            There is no such task, or it was never claimed.
+        ValueError
+            The id is malformed, or the task has not ended.
+        """
+        ident.parse(task_id)
+        while True:
+            loaded = await self.ledger.load(task_id)
+            if loaded is None:
+                raise LookupError(f"there is no ended task {task_id}")
+            status = TaskStatus(loaded.record.status)
+            if not status.is_terminal:
+                raise InvalidInput(f"task {task_id} is {status}: only a task that has ended can be archived")
+            if status is TaskStatus.Archived:
+                return task_of(loaded.record)
+            await deadletters.archive(self.ledger, loaded)
 
     def _check_shard(self, shard: str) -> None:
         if shard not in self.keys.shards():

@@ -47,11 +47,17 @@ class World:
         keys: Keys | None = None,
         plan: Callable[[str, str], Any] = lambda _kind, _key: None,
         clock: VirtualClock | None = None,
+        resolution_ms: int = 1,
         **options: Any,
     ) -> Queue:
-        """Open a client whose requests meet the faults of `plan`; `requests(queue)` counts them."""
+        """Open a client whose requests meet the faults of `plan`; `requests(queue)` counts them.
+
+        `resolution_ms=1000` gives it a `Date` in whole seconds, as S3 has it.
+        """
         clock = clock or self.clock
-        faulty = FaultyStore(MemoryStore(clock, self.bucket), clock, plan, timeout_s=1.0)
+        faulty = FaultyStore(
+            MemoryStore(clock, self.bucket, resolution_ms=resolution_ms), clock, plan, timeout_s=1.0
+        )
         return Queue(Retrying(CountingStore(faulty), clock), keys or Keys(), **options)
 
     def keys(self, prefix: str = "") -> list[str]:

@@ -77,6 +77,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested_at: str | None = None
     requeue_of: str | None = None
     requeued_as: str | None = None
+    deletion_marked_at: str | None = None
     last_error: str | None = None
     output: msgspec.Raw = NULL
     log: list[LogEntry] = []
@@ -243,6 +244,28 @@ def to_terminal(
         last_error=record.last_error if error is None else error,
         output=NULL if output is None else msgspec.Raw(output),
         log=_appended(record.log, entry),
+    )
+
+
+def to_archived(record: Record, *, at_ms: int, nonce: str, requeued_as: str | None) -> Record:
+    """Return a terminal record archived; it keeps its outcome."""
+    at = format_ms(at_ms)
+    entry = LogEntry(at=at, status="archived", attempt=record.attempt, retry_count=record.retry_count)
+    return msgspec.structs.replace(
+        record,
+        rev=record.rev + 1,
+        nonce=nonce,
+        status="archived",
+        updated_at=at,
+        requeued_as=requeued_as,
+        log=_appended(record.log, entry),
+    )
+
+
+def with_deletion_mark(record: Record, *, at_ms: int, nonce: str) -> Record:
+    """Return an archived record with the mark whose writer alone may delete it."""
+    return msgspec.structs.replace(
+        record, rev=record.rev + 1, nonce=nonce, deletion_marked_at=format_ms(at_ms)
     )
 
 

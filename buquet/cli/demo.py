@@ -34,6 +34,7 @@ from buquet.errors import BuquetError
 from buquet.protocol.retry_policy import RetryPolicy
 from buquet.protocol.task import Task, TaskStatus
 from buquet.queue import Queue
+from buquet.store.retry import Retrying
 from buquet.testing.counting import CountingStore
 
 if TYPE_CHECKING:
@@ -196,8 +197,8 @@ class _Demo:
     """One run of the demo."""
 
     def __init__(self, console: Console, queue: Queue, runs: Runs, environment: dict[str, str]) -> None:
-        self._counted = CountingStore(queue.store)
-        self._queue = Queue(self._counted, queue.keys)
+        self._counted = CountingStore(queue.store.once)
+        self._queue = Queue(Retrying(self._counted, queue.clock), queue.keys)
         self._runs = runs
         self._environment = environment
         self._progress = Progress(

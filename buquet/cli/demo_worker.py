@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from buquet.connection import connect
 from buquet.errors import RetryableError
 from buquet.queue import Queue
+from buquet.store.retry import Retrying
 from buquet.testing.counting import CountingStore
 from buquet.worker import TaskContext, Worker
 
@@ -56,8 +57,9 @@ class RunLog:
 async def work(worker_id: str, log_path: Path) -> None:
     """Work on the queue that the environment names until standard input ends."""
     async with connect() as connected:
-        store = CountingStore(connected.store)
-        worker = Worker(Queue(store, connected.keys), worker_id)
+        store = CountingStore(connected.store.once)
+        queue = Queue(Retrying(store, connected.clock), connected.keys)
+        worker = Worker(queue, worker_id)
         log = RunLog(log_path, worker_id, store)
 
         @worker.task(TASK_TYPE)

@@ -86,6 +86,24 @@ class Keys:
         """The key of a task's ledger."""
         return f"{self.tasks}{self.shard(task_id)}/{task_id}.json"
 
+    @property
+    def sessions(self) -> str:
+        """The prefix of all sessions."""
+        return f"{self.prefix}workers/"
+
+    @property
+    def all_failed(self) -> str:
+        """The prefix of the index of dead letters."""
+        return f"{self.prefix}failed/"
+
+    def failed(self, task_id: str) -> str:
+        """The key of a task's entry in the index of dead letters."""
+        return f"{self.prefix}failed/{self.shard(task_id)}/{task_id}"
+
+    def poison(self, task_id: str) -> str:
+        """The key that says why a task's record cannot be read."""
+        return f"{self.prefix}poison/{self.shard(task_id)}/{task_id}"
+
     def first_marker(self, task_id: str) -> Marker:
         """The marker of a task that was never claimed; it follows from the id alone."""
         return Marker(self.shard(task_id), ident.priority(task_id), ident.due_ms(task_id), task_id, 0)
@@ -138,6 +156,10 @@ class Keys:
             )
         self._check_shard(found[1], key)
         return found[2]
+
+    def parse_failed(self, key: str) -> str:
+        """Read the task id out of a dead letter's key; errors as `parse_ledger`."""
+        return self.parse_ledger(f"{self.tasks}{key.removeprefix(self.all_failed)}.json")
 
     def _check_shard(self, shard: str, key: str) -> None:
         if len(shard) != self.shard_prefix_len:

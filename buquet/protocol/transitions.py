@@ -13,11 +13,13 @@ Example::
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import msgspec
 
+from buquet._core import ident
 from buquet._core import record as core
 from buquet._core.record import Record
 from buquet._core.rfc3339 import format_ms, parse_ms
@@ -28,6 +30,9 @@ from buquet.protocol.task import TaskStatus
 
 LEASE_SLACK_MS = 5_000
 """A lease is void only this long after its end, so that clock errors never make two owners."""
+
+CLOCK_ERROR_MS = 2_000
+"""How far two clients may disagree about the store's time."""
 
 MAX_ERROR_CHARS = 2_000
 
@@ -79,6 +84,15 @@ def _check_ranges(record: Record) -> None:
             raise ValueError(f"{name} is {value}, which is not between 0 and {most}")
 
 
+def next_moment_ms(record: Record, now_ms: int) -> int:
+    """Return `now_ms`, or when the record last changed or is due, if that is a clock's error later.
+
+    So a task never starts before it was due, nor ends before it started.
+    """
+    latest_ms = max(parse_ms(record.updated_at), parse_ms(record.available_at))
+    return latest_ms if now_ms < latest_ms <= now_ms + CLOCK_ERROR_MS else now_ms
+
+
 def submitted(
     *,
     task_id: str,
@@ -91,6 +105,7 @@ def submitted(
     max_retries: int,
     retry_policy: RetryPolicy,
     nonce: str,
+    requeue_of: str | None = None,
 ) -> Record:
     """Return the pending record of a new task."""
     created_at, due = format_ms(created_ms), format_ms(due_ms)
@@ -108,6 +123,7 @@ def submitted(
         max_retries=max_retries,
         retry_policy=retry_policy.to_fields(),
         first_due=due,
+        requeue_of=requeue_of,
         log=[core.LogEntry(at=created_at, status=TaskStatus.Pending.value, available_at=due)],
         input=msgspec.Raw(input_json),
     )
@@ -146,7 +162,9 @@ class Deletable:
 Judgement = Claimable | Cancelled | Void | Leave | Deletable
 
 
-def judge(marker: Marker, record: Record, *, now_ms: int, handles: Container[str]) -> Judgement:
+def judge(
+    marker: Marker, record: Record, *, now_ms: int, handles: Container[str], is_orphan: bool = False
+) -> Judgement:
     """Say what may be done about `marker`, given the ledger as read after the marker was seen.
 
     Parameters
@@ -159,10 +177,12 @@ def judge(marker: Marker, record: Record, *, now_ms: int, handles: Container[str
         The lower end of the store's time, Unix ms.
     handles:
         The task types this worker has handlers for.
+    is_orphan:
+        The lease's owner is known to be gone, so it is void whatever its end.
     """
     if record.status == TaskStatus.Running:
-        void_ms = core.lease_ends_ms(record) + LEASE_SLACK_MS
-        if now_ms > void_ms:
+        void_ms = void_at_ms(record)
+        if is_orphan or now_ms > void_ms:
             return Void()
         # The owner writes the marker of a retry before it writes the ledger, a moment later.
         return Leave(until_ms=void_ms if marker.attempt < record.attempt else now_ms)
@@ -174,6 +194,11 @@ def judge(marker: Marker, record: Record, *, now_ms: int, handles: Container[str
     if record.cancel_requested_at is not None:
         return Cancelled()
     return Claimable() if record.task_type in handles else Leave()
+
+
+def void_at_ms(record: Record) -> int:
+    """When the lease of a running record is void by its end alone, Unix ms."""
+    return core.lease_ends_ms(record) + LEASE_SLACK_MS
 
 
 # --- the end of an attempt (rules 9, 15, 18) -----------------------------------------------
@@ -251,6 +276,35 @@ CANCELLED = "Cancelled: cancellation was requested"
 def cancelled(record: Record, *, at_ms: int, nonce: str) -> Record:
     """Return a pending record failed because cancellation was requested."""
     return core.to_terminal(record, at_ms=at_ms, status=TaskStatus.Failed.value, nonce=nonce, error=CANCELLED)
+
+
+def requeued(record: Record, *, at_ms: int, nonce: str) -> Record:
+    """Return the new task that does a terminal one's work again (rule 16).
+
+    Its id follows from the old one, so that two callers, or a crash between, make one task.
+    """
+    if record.completed_at is None:
+        raise PoisonRecord(f"task {record.id}: it has ended, but has no completed_at")
+    due_ms = parse_ms(record.completed_at)
+    digest = hashlib.sha256(record.id.encode()).digest()
+    return submitted(
+        task_id=ident.derive(due_ms, record.priority, digest),
+        task_type=record.task_type,
+        input_json=bytes(record.input),
+        priority=record.priority,
+        created_ms=at_ms,
+        due_ms=due_ms,
+        timeout_seconds=record.timeout_seconds,
+        max_retries=record.max_retries,
+        retry_policy=RetryPolicy.from_fields(record.retry_policy),
+        nonce=nonce,
+        requeue_of=record.id,
+    )
+
+
+def archived(record: Record, *, at_ms: int, nonce: str, requeued_as: str | None = None) -> Record:
+    """Return a terminal record archived; also one that is archived, to add what it was requeued as."""
+    return core.to_archived(record, at_ms=at_ms, nonce=nonce, requeued_as=requeued_as)
 
 
 def retry_delay_ms(record: Record, chance: float) -> int:

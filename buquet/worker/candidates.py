@@ -42,7 +42,11 @@ class Candidates:
 
     def is_open(self, seen: Seen) -> bool:
         """Whether there is any use in trying this marker now."""
-        return self._left.get(seen.key, -math.inf) <= self._clock.monotonic()
+        return self.opens_in_s(seen) <= 0
+
+    def opens_in_s(self, seen: Seen) -> float:
+        """How long this marker is still to be left alone, seconds; not above 0 if it is open."""
+        return self._left.get(seen.key, -math.inf) - self._clock.monotonic()
 
     def leave(self, key: str, *, for_s: float = math.inf) -> None:
         """Do not try a marker for the next `for_s` seconds."""

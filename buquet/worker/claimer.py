@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from buquet._core.record import lease_ends_ms
 from buquet.deletions import Deletions
 from buquet.errors import NewerLayout, PoisonRecord
-from buquet.ledger import Attempted, Claim, Garbage, Gone, Ledger, Look, Lost, Owner, TakenBack
+from buquet.incarnation import Incarnation
+from buquet.ledger import Attempted, Claim, Garbage, Gone, Ledger, Look, Lost, TakenBack
 from buquet.protocol.transitions import LEASE_SLACK_MS, Leave
 from buquet.store.interface import FenceExpired
 from buquet.worker.candidates import Candidates
@@ -46,8 +47,8 @@ class Claimer:
     ----------
     ledger:
         The protocol's steps.
-    owner:
-        Who claims.
+    me:
+        Returns who claims: the incarnation of the moment.
     handles:
         The task types that have a handler.
     candidates:
@@ -61,14 +62,14 @@ class Claimer:
     def __init__(
         self,
         ledger: Ledger,
-        owner: Owner,
+        me: Callable[[], Incarnation],
         handles: Container[str],
         candidates: Candidates,
         deletions: Deletions,
         counters: Counters,
     ) -> None:
         self._ledger = ledger
-        self._owner = owner
+        self._me = me
         self._handles = handles
         self._candidates = candidates
         self._deletions = deletions
@@ -90,7 +91,7 @@ class Claimer:
                 seen.marker,
                 has_body=seen.has_body,
                 look=self._look(seen),
-                owner=self._owner,
+                owner=self._me(),
                 handles=self._handles,
             )
         except (PoisonRecord, NewerLayout) as error:

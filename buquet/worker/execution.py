@@ -16,7 +16,7 @@ from buquet._core.record import lease_ends_ms
 from buquet.errors import InvalidInput, InvalidInputType, PermanentError, PoisonRecord
 from buquet.ledger import Claim
 from buquet.protocol.task import Task, TaskStatus, task_of
-from buquet.protocol.transitions import Outcome, retry_delay_ms, shortened
+from buquet.protocol.transitions import Outcome, next_moment_ms, retry_delay_ms, shortened
 from buquet.queue import Queue
 from buquet.worker.context import TaskContext
 from buquet.worker.handlers import Handler, HandlerExit
@@ -117,7 +117,7 @@ class Execution:
         return self._outcome(status, error=shortened(text), traceback=trace, delay_ms=delay_ms)
 
     def _outcome(self, status: TaskStatus, **details: Any) -> Outcome:
-        at_ms = self._queue.store.time.lower_ms()
+        at_ms = next_moment_ms(self.held.record, self._queue.store.time.lower_ms())
         return Outcome(status, self._queue.ledger.mint_nonce(), at_ms, **details)
 
 

@@ -7,18 +7,25 @@ completions of different slots overlap; deletions go out in batches beside them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 
+from buquet.clock import token
 from buquet.deletions import Deletions
 from buquet.errors import StoreError, Unavailable
-from buquet.ledger import Claim, Owner
+from buquet.heartbeat import Profile, Pulse
+from buquet.ledger import Claim
+from buquet.protocol.session import MONITOR, WORKER
 from buquet.protocol.transitions import Outcome
 from buquet.queue import Queue
+from buquet.store.interface import FenceExpired
+from buquet.watch import Watch
 from buquet.worker.candidates import Candidates
-from buquet.worker.claimer import Claimer
+from buquet.worker.claimer import LOOK_AGAIN_S, Claimer
 from buquet.worker.counters import Counters
 from buquet.worker.execution import Execution
 from buquet.worker.finder import PAGES_A_LOOK, Finder, Seen
@@ -37,6 +44,10 @@ PAGE_LIFE_S = 1.0
 FLUSH_S = 1.0
 """How often markers are deleted."""
 
+FIRST_COUNTS_S = (1.0, 1.0, 2.0, 4.0, 8.0)
+COUNT_S = 30.0
+"""When the live sessions are counted: 1, 2, 4, 8, 16 s after the start, then every 30 s."""
+
 LAST_WORD_S = 10.0
 """How long a stopping worker tries to write the outcomes it still holds."""
 
@@ -54,8 +65,8 @@ class Run:
     ----------
     queue:
         The queue.
-    owner:
-        Worker id and incarnation.
+    worker_id:
+        The worker's name.
     handlers:
         Handlers by task type.
     shards:
@@ -69,7 +80,7 @@ class Run:
     def __init__(
         self,
         queue: Queue,
-        owner: Owner,
+        worker_id: str,
         handlers: Mapping[str, Handler],
         shards: list[str],
         concurrency: int,
@@ -82,19 +93,31 @@ class Run:
         self._handlers = handlers
         self._options = options
         self._concurrency = concurrency
-        self._paced = queue.store.capabilities.write_interval_s > 0
+        self._write_interval_s = queue.store.capabilities.write_interval_s
         self._finder = Finder(queue.store, queue.keys, shards)
-        self._candidates = Candidates(owner.incarnation, queue.clock)
+        self._candidates = Candidates(token(queue.clock), queue.clock)
         self._deletions = Deletions(queue.store)
+        self._pulse = Pulse(queue, self._profile(worker_id, shards), self._drop_markers)
         self._claimer = Claimer(
-            queue.ledger, owner, handlers, self._candidates, self._deletions, self.counters
+            queue.ledger,
+            lambda: self._pulse.me,
+            handlers,
+            self._candidates,
+            self._deletions,
+            self.counters,
         )
+        self._watch = Watch(queue.ledger, queue.store)
+        self._held: dict[str, Claim] = {}
         self._settler = Settler(queue.ledger, self._deletions, self.counters)
         self._slots = asyncio.Semaphore(concurrency)
-        self._work: set[asyncio.Task[None]] = set()
-        self._executions: set[Execution] = set()
+        # A paced outcome has given its slot away, yet claims and outcomes share the connections.
+        self._requests = asyncio.Semaphore(concurrency)
+        # Dicts serve as sets that keep their order: a simulation's run must be the same every time.
+        self._work: dict[asyncio.Task[None], None] = {}
+        self._executions: dict[Execution, None] = {}
         self._listed_at = -math.inf
         self._nothing_due = False
+        self._opens_soon = False
         self._store_away = False
         self._left_to_start = math.inf if options.max_tasks is None else options.max_tasks
         self._stopping = asyncio.Event()
@@ -112,8 +135,9 @@ class Run:
         StoreError
             The store refuses this worker (credentials, bucket).
         """
+        await self._pulse.start()
         dispatch = asyncio.create_task(self._dispatch())
-        flush = asyncio.create_task(self._flush_often())
+        aside = [asyncio.create_task(self._flush_often()), asyncio.create_task(self._watch_often())]
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({dispatch, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,12 +146,12 @@ class Run:
             raise
         finally:
             self._stopping.set()
-            for task in (dispatch, flush, stopped):
+            for task in (dispatch, stopped):
                 task.cancel()
             try:
-                await asyncio.wait({dispatch, flush, stopped})
+                await asyncio.wait({dispatch, stopped})
             finally:
-                await self._wind_down()
+                await self._end(aside)
         if not dispatch.cancelled():
             dispatch.result()
 
@@ -136,6 +160,18 @@ class Run:
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()
+
+    async def _end(self, aside: list[asyncio.Task[None]]) -> None:
+        """Finish the work, then what runs beside it, and last the session."""
+        try:
+            await self._wind_down()
+        finally:
+            for task in aside:
+                task.cancel()
+            try:
+                await asyncio.wait(aside)
+            finally:
+                await self._pulse.stop()
 
     async def _wind_down(self) -> None:
         """Let handlers finish, release those that go on, and write the last outcomes."""
@@ -175,6 +211,46 @@ class Run:
             await self._clock.sleep(FLUSH_S)
             await self._deletions.flush()
 
+    # --- beside the work -------------------------------------------------------------------
+
+    def _profile(self, worker_id: str, shards: list[str]) -> Profile:
+        return Profile(
+            worker_id=worker_id,
+            role=MONITOR if self._options.with_monitor else WORKER,
+            interval_s=self._options.heartbeat_interval_s,
+            lifetime_s=self._options.session_ttl_s,
+            shards=len(shards),
+            task_types=sorted(self._handlers),
+            describe=lambda: asdict(self.counters),
+        )
+
+    def _drop_markers(self, leases: list[str]) -> None:
+        """Delete the markers of claims that an acknowledged journal now stands for (rule 13)."""
+        now = self._clock.monotonic()
+        for lease_id in leases:
+            held = self._held.get(lease_id)
+            if held is not None:
+                self._deletions.add(self._queue.keys.marker_key(held.marker), read_at=now)
+
+    async def _watch_often(self) -> None:
+        """Check the sessions if a monitor is wanted; count them in any case, for rule 7."""
+        pauses = itertools.chain(FIRST_COUNTS_S, itertools.repeat(COUNT_S))
+        while True:
+            try:
+                if self._options.with_monitor:
+                    await self._watch.check(self._pulse.me.id)
+                else:
+                    await self._watch.count()
+            except StoreError as error:
+                log.debug("sessions not checked: %s", error)
+            except FenceExpired as error:
+                log.debug("%s", error)
+            self._candidates.workers = self._watch.live_sessions
+            pause_s = next(pauses)
+            if self._options.with_monitor:
+                pause_s = min(pause_s, self._watch.next_check_s(self._options.monitor_check_interval_s))
+            await self._clock.sleep(pause_s)
+
     # --- finding work ----------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
@@ -206,12 +282,12 @@ class Run:
             seen = self._candidates.pop()
             if seen is not None:
                 return seen
-        self._nothing_due = False
+        self._nothing_due = self._opens_soon = False
         # Work in flight may make more of it, also where this look has been already.
         idle = not self._work
         most_pages = WHOLE_ROUND if idle and self._options.burst else PAGES_A_LOOK
         try:
-            found = await self._finder.look(self._candidates.is_open, most_pages=most_pages)
+            found = await self._finder.look(self._is_open, most_pages=most_pages)
         except Unavailable as error:
             log.log(
                 logging.DEBUG if self._store_away else logging.WARNING, "waiting for the store: %s", error
@@ -222,27 +298,43 @@ class Run:
             log.warning("the store is back")
             self._store_away = False
         self._listed_at = self._clock.monotonic()
-        self._nothing_due = idle and not found
+        self._nothing_due = idle and not found and not self._opens_soon
         self._candidates.refill(found, now_ms=self._queue.store.time.upper_ms())
         return self._candidates.pop()
+
+    def _is_open(self, seen: Seen) -> bool:
+        opens_in_s = self._candidates.opens_in_s(seen)
+        # A due marker that is left for a moment, such as a retry's before its record, is work yet.
+        self._opens_soon = self._opens_soon or 0 < opens_in_s <= LOOK_AGAIN_S
+        return opens_in_s <= 0
 
     # --- a slot ----------------------------------------------------------------------------
 
     def _start(self, seen: Seen) -> None:
         self._left_to_start -= 1
         task = asyncio.create_task(self._carry(seen))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._work[task] = None
+        task.add_done_callback(self._work.pop)
 
     async def _carry(self, seen: Seen) -> None:
         """Carry one task from its claim to its outcome, in one slot."""
         slot = _Slot(self._slots)
         try:
-            held = await self._claim(seen)
+            async with self._requests:
+                held = await self._claim(seen)
             if held is None:
                 self._left_to_start += 1
             else:
-                await self._settler.settle(held, await self._attempt(held, slot))
+                writable_at = self._clock.monotonic() + self._write_interval_s
+                self._held[held.lease_id] = held
+                try:
+                    outcome = await self._attempt(held, slot)
+                    if self._write_interval_s > 0:
+                        await self._clock.sleep(max(0.0, writable_at - self._clock.monotonic()))
+                    async with self._requests:
+                        await self._settler.settle(held, outcome)
+                finally:
+                    del self._held[held.lease_id]
         finally:
             slot.free()
 
@@ -257,15 +349,15 @@ class Run:
         execution = Execution(held, self._handlers[held.record.task_type], self._queue)
         if self._stopping.is_set():
             return execution.released()
-        self._executions.add(execution)
+        self._executions[execution] = None
         try:
             outcome = await execution.run()
         finally:
-            self._executions.discard(execution)
+            del self._executions[execution]
         if execution.leftover is not None:
             self.counters.leftover += 1
             slot.keep_until(execution.leftover)
-        elif self._paced:
+        elif self._write_interval_s > 0:
             # The store makes this outcome wait; the next task need not.
             slot.free()
         return outcome

@@ -50,8 +50,13 @@ class Settler:
         while True:
             try:
                 record = await self._ledger.settle(held, outcome)
-            except (PoisonRecord, NewerLayout) as error:
+            except NewerLayout as error:
+                # Not settled as far as we can tell: the journal entry stays (rule 20).
                 log.error("outcome dropped: %s", error)  # noqa: TRY400 - the message says it all
+                return
+            except PoisonRecord as error:
+                log.error("outcome dropped: %s", error)  # noqa: TRY400
+                held.owner.leave(held.lease_id)
                 return
             except StoreError as error:
                 level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
@@ -59,6 +64,7 @@ class Settler:
                 await self._ledger.clock.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
+                held.owner.leave(held.lease_id)
                 self._note(held, outcome, record)
                 return
 

@@ -14,19 +14,15 @@ Example::
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from buquet.clock import token
-from buquet.ledger import Owner
 from buquet.protocol.keys import expand_shards
 from buquet.queue import Queue
+from buquet.signals import on_stop_signal
 from buquet.worker.counters import Counters
 from buquet.worker.handlers import Handler, inside_handler
 from buquet.worker.options import WorkerRunOptions
@@ -150,15 +146,16 @@ class Worker:
             raise RuntimeError("this worker is running already")
         every = queue.keys.shards()
         shards = every if self.shards is None else expand_shards(self.shards, queue.keys)
-        owner = Owner(self.worker_id, token(queue.clock))
-        run = Run(queue, owner, self._handlers, shards, self.concurrency, options or WorkerRunOptions())
+        run = Run(
+            queue, self.worker_id, self._handlers, shards, self.concurrency, options or WorkerRunOptions()
+        )
         log.info("worker %s handles %s", self.worker_id, ", ".join(self.task_types))
         if len(shards) < len(every):
             log.warning("worker %s covers %d of %d shards", self.worker_id, len(shards), len(every))
         self._run = run
         self._ended.clear()
         try:
-            with _signals(run.stop):
+            with on_stop_signal(run.stop):
                 await run.go()
         finally:
             self._run = None
@@ -184,26 +181,3 @@ def _checked_id(worker_id: str) -> str:
     if not worker_id.strip() or not worker_id.isprintable() or len(worker_id) > MAX_WORKER_ID_CHARS:
         raise ValueError(f"worker_id must be 1 to {MAX_WORKER_ID_CHARS} printable characters")
     return worker_id
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT call `stop` while the block runs (in the main thread only)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for number in before:
-            loop.add_signal_handler(number, stop)
-    except NotImplementedError:  # Windows: Ctrl-C cancels run(), which ends it just as well
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            if handler is not None:  # None: it was not set from Python, and cannot be
-                signal.signal(number, handler)

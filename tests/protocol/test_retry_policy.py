@@ -95,7 +95,7 @@ def test_a_value_out_of_range_is_named(field: str, value: float) -> None:
 
 @pytest.mark.parametrize("value", ["1", None, True, b"1", [1]])
 def test_what_is_no_number_is_named(value: object) -> None:
-    with pytest.raises(TypeError, match="^multiplier must be a number"):
+    with pytest.raises(TypeError, match=r"^multiplier must be a number"):
         RetryPolicy(multiplier=value)  # type: ignore[arg-type]
 
 

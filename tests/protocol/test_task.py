@@ -85,7 +85,7 @@ def test_helpers_take_text_and_datetimes(aware: bool) -> None:
 
 
 def test_helpers_refuse_local_time_and_junk() -> None:
-    with pytest.raises(ValueError, match="aware datetime; use `await queue.now"):
+    with pytest.raises(ValueError, match=r"aware datetime; use `await queue\.now"):
         task_of(pending()).is_available_at(datetime(2027, 1, 15))
     with pytest.raises(ValueError, match="tomorrow"):
         task_of(pending()).age_at("tomorrow")

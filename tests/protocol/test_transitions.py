@@ -27,7 +27,6 @@ from buquet.protocol.transitions import (
     LeaseLost,
     Leave,
     Merge,
-    Outcome,
     Void,
     Won,
     bears_nonce,
@@ -37,10 +36,10 @@ from buquet.protocol.transitions import (
     judge,
     judge_refused,
     next_marker,
+    next_moment_ms,
     retry_delay_ms,
     settled,
     shortened,
-    submitted,
     taken_back,
 )
 
@@ -81,6 +80,7 @@ def test_a_new_record_says_all_there_is_to_say() -> None:
         "cancel_requested_at": None,
         "requeue_of": None,
         "requeued_as": None,
+        "deletion_marked_at": None,
         "last_error": None,
         "output": None,
         "log": [
@@ -255,6 +255,15 @@ def test_the_delay_is_the_policy_s() -> None:
 def no_lease(record: Record) -> None:
     """Every exit from running clears lease and owner (rule 15)."""
     assert (record.worker_id, record.incarnation, record.lease_id, record.lease_expires_at) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "expected_ms"),
+    [(NOW + 1, NOW + 1), (NOW, NOW), (NOW - 1, NOW), (NOW - 2000, NOW), (NOW - 2001, NOW - 2001)],
+)
+def test_times_do_not_go_back_by_a_clock_s_error_but_follow_its_jumps(now_ms: int, expected_ms: int) -> None:
+    assert next_moment_ms(running(), now_ms) == expected_ms
+    assert next_moment_ms(pending(available_at=format_ms(NOW)), now_ms) == expected_ms
 
 
 # --- rule 15: a completion that was refused --------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ async def test_claimed_and_unclaimed_are_mixed(
         "failed": 0,
         "archived": 0,
     }
-    assert sorted(sum(by_status.values(), [])) == sorted(ids)
+    assert sorted(chain.from_iterable(by_status.values())) == sorted(ids)
 
 
 @virtual

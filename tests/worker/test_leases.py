@@ -12,18 +12,21 @@ import pytest
 from test_run import BURST, options, statuses, submit_many, worker_of
 from virtual import World, requests, virtual
 
-from buquet import RetryPolicy, Task, Worker
+from buquet import RetryPolicy, Task
 from buquet._core.record import decode, encode
 from buquet.errors import AccessDenied, OutcomeUnknown
-from buquet.ledger import Claim, Look, Owner
+from buquet.incarnation import Incarnation
+from buquet.ledger import Claim, Look
 from buquet.queue import Queue
-from buquet.store.interface import Always
-from buquet.testing.faulty import Conflict, Late, Lost, LostReply, Refused
+from buquet.store.interface import FENCE_S, Always, FenceExpired
+from buquet.testing.faulty import Conflict, Late, Lost, LostReply, Refused, Slow
+from buquet.worker.execution import Execution
+from buquet.worker.handlers import Handler
 
-CRASHED = Owner("crashed", "incarnation")
+CRASHED = Incarnation("crashed", "wincarnation")
 
 
-async def claim(queue: Queue, task_id: str, owner: Owner = CRASHED) -> Claim:
+async def claim(queue: Queue, task_id: str, owner: Incarnation = CRASHED) -> Claim:
     """Claim a task as a worker does that is then never heard of again."""
     marker = queue.keys.first_marker(task_id)
     claimed = await queue.ledger.claim(marker, has_body=True, look=Look.MARKER, owner=owner, handles={"do"})
@@ -94,11 +97,12 @@ async def test_a_live_lease_costs_its_waiters_next_to_nothing(world: World) -> N
     for task_id in await submit_many(queue, 20, timeout_seconds=600):
         await claim(queue, task_id)
     waiting = world.queue()
+    requests(waiting).requests = []
     worker = worker_of(waiting)
     running = asyncio.create_task(worker.run(options()))
     await world.clock.sleep(590)
-    counts = requests(waiting).counts
-    assert counts["get"] + counts["put"] <= 3 * 20
+    made = [made for made in requests(waiting).requests or [] if not made[1].startswith("workers/")]
+    assert sum(kind in {"get", "put"} for kind, _ in made) <= 3 * 20
     await worker.stop()
     await running
 
@@ -210,7 +214,12 @@ async def test_a_stop_with_nothing_left_to_say_leaves_no_task_of_the_loop(world:
     before = asyncio.all_tasks()
     task = await queue.submit("do", {})
     worker = worker_of(queue, overtaken)
-    world.clock.loop.call_later(1, lambda: worker._run.stop())  # as a signal does
+
+    def stop_as_a_signal_does() -> None:
+        assert worker._run is not None
+        worker._run.stop()
+
+    world.clock.loop.call_later(1, stop_as_a_signal_does)
     await worker.run(options())
     assert asyncio.all_tasks() - before == set()
 
@@ -336,6 +345,53 @@ async def test_a_refusal_ends_the_run_after_its_handlers(world: World) -> None:
     assert (await get(queue, task.id)).output == "finished"
 
 
+@virtual
+async def test_a_claim_that_rests_on_an_old_read_is_not_written(world: World) -> None:
+    """The read took longer than the fence allows."""
+    queue = world.queue(plan=once("get", "ready/", Slow(FENCE_S + 1)))
+    task = await queue.submit("do", {})
+    with pytest.raises(FenceExpired):
+        await claim(queue, task.id)
+    assert world.keys("tasks/") == []
+
+
+@virtual
+async def test_a_claim_whose_lease_has_ended_already_is_not_run(world: World) -> None:
+    """Its reply came late; by now another may own the task."""
+    queue, ended = world.queue(), []
+
+    async def handler(_input: object) -> None:
+        await world.clock.sleep(1)
+        ended.append(1)
+
+    task = await queue.submit("do", {}, timeout_seconds=20)
+    held = await claim(queue, task.id)
+    await world.clock.sleep(31)
+    outcome = await Execution(held, Handler(handler), queue).run()
+    assert (outcome.status, outcome.error) == ("pending", "TimeoutError: the handler ran longer than 0 s")
+    assert ended == []
+
+
+@virtual
+async def test_a_worker_that_loses_many_claims_looks_before_it_writes(world: World) -> None:
+    """A refused PUT costs thirteen reads (rule 7)."""
+    queue = world.queue()
+    for task_id in await submit_many(queue, 200, timeout_seconds=3600):
+        await claim(queue, task_id)
+    (fresh,) = await submit_many(queue, 1, priority=9)
+    contended = world.queue()
+    asked = requests(contended).requests = []
+    worker = worker_of(contended, concurrency=1)
+    running = asyncio.create_task(worker.run(options()))
+    done = await queue.wait(fresh, timeout_s=60)
+    assert done.status == "completed"
+    assert worker.counters.claims_lost == 20
+    written = [key for kind, key in asked if kind == "put" and key.startswith("tasks/")]
+    assert len(written) == 22
+    await worker.stop()
+    await running
+
+
 # --- what others left in the bucket ----------------------------------------------------------
 
 
@@ -412,7 +468,7 @@ async def test_of_many_claims_at_once_one_wins(world: World) -> None:
                 marker,
                 has_body=True,
                 look=look,
-                owner=Owner(f"w{number}", "i"),
+                owner=Incarnation(f"w{number}", "i"),
                 handles={"do"},
             )
             for number, look in enumerate([Look.MARKER, Look.BOTH] * 20)

@@ -9,9 +9,11 @@ from typing import Any
 
 from buquet import Worker, WorkerRunOptions
 from buquet._core import ident
+from buquet.clock import SystemClock
 from buquet.protocol.keys import Keys, Marker
 from buquet.queue import Queue
 from buquet.store.interface import Always, Page, Store
+from buquet.store.retry import Retrying
 from buquet.worker.finder import Finder
 
 
@@ -24,12 +26,16 @@ class SmallPages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def list(self, prefix: str, *, after: str = "", limit: int = 3) -> Page:
-        return await self._store.list(prefix, after=after, limit=limit)
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        return await self._store.list(prefix, after=after, limit=min(limit, 3))
+
+
+def small_pages(store: Store) -> Retrying:
+    return Retrying(SmallPages(store), SystemClock())  # type: ignore[arg-type]
 
 
 async def test_every_due_marker_is_found_and_every_task_listed(open_store: Callable[[], Store]) -> None:
-    store: Any = SmallPages(open_store())
+    store = small_pages(open_store())
     queue = Queue(store, Keys("jobs/"))
     keys = queue.keys
     await queue.now()
@@ -55,7 +61,7 @@ async def test_every_due_marker_is_found_and_every_task_listed(open_store: Calla
 
 
 async def test_claimed_and_unclaimed_tasks_are_listed_in_order(open_store: Callable[[], Store]) -> None:
-    store: Any = SmallPages(open_store())
+    store = small_pages(open_store())
     queue = Queue(store, Keys())
     ids = [
         task.id for task in await asyncio.gather(*(queue.submit("do", n, priority=n % 3) for n in range(60)))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,8 +18,13 @@ from virtual import World, requests, virtual
 from buquet import RetryPolicy, TaskStatus, Worker, WorkerRunOptions
 from buquet.protocol.keys import Keys
 from buquet.queue import Queue
+from buquet.store.interface import Capabilities
+from buquet.store.memory import MemoryStore
+from buquet.store.pace import Paced
+from buquet.store.retry import Retrying
 from buquet.testing.clock import START
 from buquet.testing.faulty import Busy, Lost
+from buquet.worker.run import UNSETTLED_TASKS
 
 NOW = datetime.fromtimestamp(START, UTC)
 
@@ -90,6 +99,11 @@ def test_a_bad_option_is_named(changes: dict[str, Any], error: type[Exception]) 
         WorkerRunOptions(**changes)
 
 
+def test_a_worker_is_named_after_host_and_process() -> None:
+    assert Worker().worker_id == f"{socket.gethostname()}-{os.getpid()}"
+    assert Worker(worker_id="ünï ✓").worker_id == "ünï ✓"
+
+
 def test_the_published_options_are_the_defaults() -> None:
     chosen = WorkerRunOptions()
     assert (chosen.poll_interval_ms, chosen.with_monitor, chosen.monitor_check_interval_s) == (1000, True, 15)
@@ -158,10 +172,11 @@ async def test_only_types_it_handles_and_one_look_at_the_others(world: World) ->
     running = asyncio.create_task(worker.run(options()))
     await world.clock.sleep(30)
     assert await statuses(queue, ids) == ["completed"] * 5
-    requests(queue).counts.clear()
+    requests(queue).requests = []
     await world.clock.sleep(60)
-    assert set(requests(queue).counts) == {"list"}
-    assert requests(queue).counts["list"] <= 2 * 61
+    of_tasks = [made for made in requests(queue).requests or [] if not made[1].startswith("workers/")]
+    assert {kind for kind, _ in of_tasks} == {"list"}
+    assert len(of_tasks) <= 2 * 61
     await worker.stop()
     await running
     assert len(world.keys("ready/")) == 1200
@@ -199,6 +214,41 @@ async def test_a_task_waits_for_its_hour(world: World) -> None:
     assert "2027-01-15T09:00:00.000Z" <= started[0] <= "2027-01-15T09:00:01.100Z"
 
 
+@pytest.mark.parametrize("offset_s", [0.0, 0.3, 0.999])
+@virtual
+async def test_times_of_a_task_never_go_back(world: World, offset_s: float) -> None:
+    """Although clients know the time to a second only, and each differently."""
+    await world.clock.sleep(offset_s)
+    queues = [world.queue(resolution_ms=1000) for _ in range(3)]
+    producer = queues[0]
+    await producer.now()
+    ids = []
+    for number in range(20):
+        now = datetime.fromisoformat(await producer.now())
+        task = await producer.submit("do", number, schedule_at=now + timedelta(seconds=number / 7))
+        ids.append(task.id)
+        await world.clock.sleep(0.13)
+
+    async def fail_first(number: int) -> None:
+        runs[number] = runs.get(number, 0) + 1
+        if runs[number] == 1:
+            raise ValueError
+
+    runs: dict[int, int] = {}
+    workers = [worker_of(queue, fail_first) for queue in queues]
+    running = [asyncio.create_task(worker.run(options())) for worker in workers]
+    for task_id in ids:
+        await producer.wait(task_id)
+    await asyncio.gather(*(worker.stop() for worker in workers), *running)
+    for task_id in ids:
+        history = await producer.get_history(task_id)
+        moments = [seen.updated_at for seen in history]
+        assert moments == sorted(moments)
+        assert [seen.updated_at >= seen.available_at for seen in history if seen.status == "running"] == [
+            True
+        ] * 2
+
+
 @virtual
 async def test_a_retry_waits_its_delay(world: World) -> None:
     queue, started = world.queue(), []
@@ -215,7 +265,7 @@ async def test_a_retry_waits_its_delay(world: World) -> None:
     await worker.stop()
     await running
     assert failed.status == "failed"
-    gaps = [later - earlier for earlier, later in zip(started, started[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(started)]
     assert len(gaps) == 2
     assert 10 <= gaps[0] < 11.1
     assert 30 <= gaps[1] < 31.1
@@ -360,9 +410,13 @@ async def test_an_idle_worker_is_one_list_a_poll(world: World, poll_interval_ms:
     worker = worker_of(queue)
     running = asyncio.create_task(worker.run(options(poll_interval_ms=poll_interval_ms)))
     await world.clock.sleep(10)
-    requests(queue).counts.clear()
+    requests(queue).requests = []
     await world.clock.sleep(100)
-    assert requests(queue).counts == {"list": 100_000 // poll_interval_ms}
+    of_session = {("put", "workers/"), ("list", "workers/")}
+    made = Counter((kind, key.partition("/")[0] + "/") for kind, key in requests(queue).requests or [])
+    assert made[("list", "ready/")] == 100_000 // poll_interval_ms
+    assert {*made} <= {("list", "ready/"), *of_session}
+    assert sum(made[what] for what in of_session) <= 100 / 10 + 100 / 30 + 1
     await worker.stop()
     await running
 
@@ -429,6 +483,27 @@ async def test_an_outcome_waits_for_the_store(world: World, caplog: pytest.LogCa
     assert sum("outcome not yet written" in message for message in caplog.messages) <= 6
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("outcome not yet written" in record.getMessage() for record in warned) == 1
+
+
+@virtual
+async def test_where_writes_are_paced_a_worker_goes_on_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A completion has to wait a second after its claim there; the slot does not."""
+    monkeypatch.setattr(MemoryStore, "capabilities", Capabilities(name="paced", write_interval_s=1.0))
+    store = Paced(MemoryStore(world.clock, world.bucket), world.clock)
+    queue = Queue(Retrying(store, world.clock), Keys())
+    ids = await submit_many(queue, 64)
+    worker = worker_of(queue, concurrency=2)
+    started = world.clock.monotonic()
+    running = asyncio.create_task(worker.run(options()))
+    await world.clock.sleep(0.9)
+    assert worker.counters.claimed == 2 * UNSETTLED_TASKS, "but not without bound"
+    for task_id in ids:
+        await queue.wait(task_id)
+    await worker.stop()
+    await running
+    assert 3 <= world.clock.monotonic() - started < 8
 
 
 # --- stop ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buquet import connect
+from buquet import Worker, WorkerRunOptions, connect
 
 SCRIPT = r"""
 import asyncio, logging, sys, time
@@ -115,24 +115,28 @@ async def test_an_idle_worker_ends_at_once(tmp_path: Path) -> None:
         await ended(process)
 
 
-async def test_the_handlers_of_signals_are_put_back() -> None:
-    from buquet import Worker, WorkerRunOptions
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+async def test_one_signal_stops_every_worker_of_a_process_and_handlers_are_put_back() -> None:
+    before = handlers()
     async with connect("memory:") as queue:
-        worker = Worker(queue)
-        worker.task("x")(print)
-        running = asyncio.create_task(worker.run(WorkerRunOptions(with_monitor=False)))
-        await asyncio.sleep(0.05)
-        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] != before
-        await worker.stop()
-        await running
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+        workers = [Worker(queue, f"w{number}") for number in range(3)]
+        running = []
+        for worker in workers:
+            worker.task("x")(print)
+            running.append(asyncio.create_task(worker.run(WorkerRunOptions(with_monitor=False))))
+            await asyncio.sleep(0.02)
+        assert handlers() != before
+        await workers[0].stop()
+        assert handlers() != before
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(asyncio.gather(*running), 10)
+    assert handlers() == before
 
 
 async def test_a_worker_outside_the_main_thread_leaves_signals_alone() -> None:
-    from buquet import Worker, WorkerRunOptions
-
     async def work() -> None:
         async with connect("memory:") as queue:
             worker = Worker(queue)

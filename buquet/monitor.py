@@ -1,0 +1,89 @@
+"""The monitor as a process of its own: `Monitor(queue).run()`.
+
+Workers run one inside by default; a separate one suits a fleet whose workers come and go.
+
+Example::
+
+    await Monitor(queue).run(check_interval_s=15)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+
+from buquet.errors import StoreError
+from buquet.heartbeat import Profile, Pulse
+from buquet.protocol.session import MONITOR
+from buquet.queue import Queue
+from buquet.signals import on_stop_signal
+from buquet.store.interface import FenceExpired
+from buquet.watch import Watch
+
+log = logging.getLogger("buquet.monitor")
+
+
+class Monitor:
+    """Recovers the tasks of dead workers; any number may run.
+
+    Parameters
+    ----------
+    queue:
+        The queue.
+    monitor_id:
+        A name for people to read; by default made of host and process id.
+    """
+
+    def __init__(self, queue: Queue, monitor_id: str | None = None) -> None:
+        self._queue = queue
+        self._id = monitor_id or f"monitor-{socket.gethostname()}-{os.getpid()}"
+        self._stopping = asyncio.Event()
+
+    async def run(self, *, check_interval_s: float = 15, session_ttl_s: float = 30) -> None:
+        """Watch until SIGTERM, SIGINT or `stop()`.
+
+        Parameters
+        ----------
+        check_interval_s:
+            How often to look, seconds; sooner where a session may turn out dead.
+        session_ttl_s:
+            How long this monitor's own session lives without a heartbeat, seconds.
+
+        Raises
+        ------
+        StoreError
+            The store refuses this monitor.
+        """
+        profile = Profile(
+            worker_id=self._id, role=MONITOR, interval_s=session_ttl_s / 3, lifetime_s=session_ttl_s
+        )
+        pulse = Pulse(self._queue, profile, on_journaled=lambda _: None)
+        watch = Watch(self._queue.ledger, self._queue.store)
+        self._stopping.clear()
+        await pulse.start()
+        with on_stop_signal(self._stopping.set):
+            stopping = asyncio.create_task(self._stopping.wait())
+            watching = asyncio.create_task(self._watch(watch, pulse, check_interval_s))
+            try:
+                await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (stopping, watching):
+                    task.cancel()
+                await asyncio.wait({stopping, watching})
+                await pulse.stop()
+            if not watching.cancelled():
+                watching.result()
+
+    def stop(self) -> None:
+        """Let `run()` end."""
+        self._stopping.set()
+
+    async def _watch(self, watch: Watch, pulse: Pulse, check_interval_s: float) -> None:
+        while True:
+            try:
+                await watch.check(pulse.me.id)
+            except (StoreError, FenceExpired) as error:
+                log.warning("sessions not checked: %s", error)
+            await self._queue.clock.sleep(watch.next_check_s(check_interval_s))
