@@ -30,6 +30,7 @@ MOST_PAYLOAD_BYTES = 1 << 30
 
 _LOCAL = "local:"
 _MEMORY = "memory:"
+_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
@@ -224,6 +225,10 @@ def _prefix(prefix: str) -> str:
     path = prefix.strip("/")
     if not path:
         return ""
-    if "\\" in path or any(segment in ("", ".", "..") for segment in path.split("/")):
-        raise ConfigError(f"the prefix {prefix!r} has a backslash, or a segment that is empty, '.' or '..'")
+    # Only what no store spells another way in a URL: LocalStack 4.13 compares a `start-after` in
+    # its quoted form, and a listing of such a prefix would never end.
+    if any(not _SEGMENT.fullmatch(segment) or segment in (".", "..") for segment in path.split("/")):
+        raise ConfigError(
+            f"the prefix {prefix!r} may have letters, digits, '-', '.' and '_', in segments parted by '/'"
+        )
     return f"{path}/"

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from buquet._core.record import Record
 from buquet.errors import NewerLayout, PoisonRecord
 from buquet.ledger import Ledger, Loaded
+from buquet.listing import entries
 from buquet.protocol.task import TERMINAL, TaskStatus
 from buquet.protocol.transitions import archived, requeued
 from buquet.store.interface import Entry, FenceExpired
@@ -32,33 +33,26 @@ async def failed(ledger: Ledger) -> AsyncIterator[Record]:
     An entry is written before the record, so it may be early: it goes only when the ledger is
     archived, ended otherwise, or absent for long.
     """
-    after = ""
-    while True:
-        page = await ledger.store.list(ledger.keys.all_failed, after=after)
-        for entry in page.entries:
-            record = await _verified(ledger, entry, page.date_ms)
-            if record is not None:
-                yield record
-        if not page.truncated:
-            return
-        after = page.entries[-1].key
+    async for entry in entries(ledger.store, ledger.keys.all_failed):
+        record = await _verified(ledger, entry)
+        if record is not None:
+            yield record
 
 
-async def _verified(ledger: Ledger, entry: Entry, date_ms: int) -> Record | None:
+async def _verified(ledger: Ledger, entry: Entry) -> Record | None:
     try:
         task_id = ledger.keys.parse_failed(entry.key)
+        read_at = ledger.clock.monotonic()
         loaded = await ledger.load(task_id)
     except (PoisonRecord, NewerLayout) as error:
         log.debug("%s", error)
         return None
     if loaded is None:
-        outlived = date_ms - entry.modified_ms > UNWRITTEN_S * 1000
-        read_at = ledger.clock.monotonic()
+        outlived = ledger.store.time.lower_ms() - entry.modified_ms > UNWRITTEN_S * 1000
     else:
         if loaded.record.status == TaskStatus.Failed:
             return loaded.record
         outlived = loaded.record.status in TERMINAL
-        read_at = loaded.read_at
     if outlived:
         await ledger.store.delete(entry.key, read_at=read_at)
     return None

@@ -136,6 +136,11 @@ class Heartbeat:
                 return blob.etag
         return None
 
+    @property
+    def may_claim(self) -> bool:
+        """Whether the session stands and nobody can take it for dead: only then claims may begin (rule 8)."""
+        return self.me.is_alive and self._clock.monotonic() - self._beat_at < self._profile.lifetime_s
+
     # --- beating ---------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -153,6 +158,10 @@ class Heartbeat:
                 await self.beat()
             except StoreError as error:
                 log.debug("heartbeat failed: %s", error)
+                await self._clock.sleep(PAUSE_S)
+            except Exception:
+                # Whatever it is, a worker that goes on without a heartbeat would lose all it does.
+                log.exception("heartbeat failed")
                 await self._clock.sleep(PAUSE_S)
 
     def stop(self) -> None:
@@ -194,16 +203,22 @@ class Heartbeat:
         if written is not None:
             self._acknowledged(session, written.etag)
             return
+        if not await self._catch_up():
+            await self._reborn()
+
+    async def _catch_up(self) -> bool:
+        """Accept a heartbeat that was applied after we had given it up: its journal stands."""
         blob = await self._store.get(self._key())
-        found = None
-        if blob is not None:
-            with contextlib.suppress(PoisonRecord, NewerLayout):
-                found = decode(blob.body)
-        if blob is not None and found is not None and found.state == LIVE and found.nonce in self._unsettled:
-            # An earlier heartbeat was applied after we had given it up; its journal stands.
-            self._acknowledged(found, blob.etag)
-            return
-        await self._reborn()
+        if blob is None:
+            return False
+        try:
+            found = decode(blob.body)
+        except (PoisonRecord, NewerLayout):
+            return False
+        if found.state != LIVE or found.nonce not in self._unsettled:
+            return False
+        self._acknowledged(found, blob.etag)
+        return True
 
     def _acknowledged(self, session: Session, etag: str) -> None:
         self._etag, self._last = etag, session
@@ -230,9 +245,11 @@ class Heartbeat:
         """
         if len(self.me) or self._last is None:
             return False
-        tombstone = buried(self._session([], rev=self._last.rev), nonce=token(self._clock))
         self.me.is_alive = False
         with contextlib.suppress(StoreError, FenceExpired):
+            if self._unsettled:
+                await self._catch_up()
+            tombstone = buried(self._session([], rev=self._last.rev), nonce=token(self._clock))
             written = await self._store.put(
                 self._key(),
                 encode(tombstone),
@@ -298,14 +315,23 @@ class Pulse:
         self._on_journaled = on_journaled
         self._heart: Heartbeat | None = None
         self._host: asyncio.AbstractEventLoop | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._created: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
 
     @property
     def me(self) -> Incarnation:
         """The incarnation that claims."""
         assert self._heart is not None  # noqa: S101 - start() came first
         return self._heart.me
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether claims may begin now."""
+        return self._heart is not None and self._heart.may_claim
 
     async def start(self) -> None:
         """Create the session and begin to beat.
@@ -315,79 +341,103 @@ class Pulse:
         StoreError
             The store refused.
         """
-        loop = asyncio.get_running_loop()
-        created = loop.create_future()
-        self._ended = loop.create_future()
+        self._home = asyncio.get_running_loop()
+        self._created, self._ended = self._home.create_future(), self._home.create_future()
         if self._queue.open_store is None:
-            live = self._live(self._queue.store, loop, created, self._ended)
-            self._task = asyncio.create_task(live)
+            self._task = asyncio.create_task(self._live_here())
         else:
-            live = self._live_in_thread(self._queue.open_store, loop, created, self._ended)
-            threading.Thread(target=asyncio.run, args=(live,), name="buquet-heartbeat", daemon=True).start()
+            # A daemon: what is left of a run that was not ended must not keep the process.
+            self._thread = threading.Thread(
+                target=self._live_in_thread,
+                args=(self._queue.open_store,),
+                name="buquet-heartbeat",
+                daemon=True,
+            )
+            self._thread.start()
         try:
-            await created
-        except asyncio.CancelledError:
-            self._ask_to_stop()
+            await self._created
+        except BaseException:
+            await self.stop()
             raise
 
+    def abandon(self) -> None:
+        """Let `start()` return soon, if it still waits for the store; then there is no session."""
+        if self._created is not None and not self._created.done():
+            self._ask_to_stop()
+
     async def stop(self) -> None:
-        """Send the last heartbeat, bury the session if nothing is in flight, and end."""
+        """Bury the session if nothing is in flight, and end; nothing is left when this returns."""
         self._ask_to_stop()
-        if self._ended is not None:
-            await self._ended
+        if self._ended is None:
+            return
+        try:
+            await asyncio.wait({self._ended})
+        except asyncio.CancelledError:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait({self._task})
+            raise
+        if self._thread is not None:
+            self._thread.join()
 
     def _ask_to_stop(self) -> None:
+        self._is_stopping = True
         if self._heart is not None and self._host is not None:
             with contextlib.suppress(RuntimeError):  # the thread's loop has ended already
                 self._host.call_soon_threadsafe(self._heart.stop)
 
-    async def _live_in_thread(
-        self,
-        open_store: Callable[[], Retrying],
-        home: asyncio.AbstractEventLoop,
-        created: asyncio.Future[None],
-        ended: asyncio.Future[None],
-    ) -> None:
-        store = open_store()
-        try:
-            await self._live(store, home, created, ended)
-        finally:
-            await store.close()
+    # --- where it lives ----------------------------------------------------------------------
 
-    async def _live(
-        self,
-        store: Retrying,
-        home: asyncio.AbstractEventLoop,
-        created: asyncio.Future[None],
-        ended: asyncio.Future[None],
-    ) -> None:
-        def tell(future: asyncio.Future[None], error: Exception | None) -> None:
-            if future.done():
+    async def _live_here(self) -> None:
+        try:
+            await self._live(self._queue.store)
+        except Exception as error:  # noqa: BLE001 - it is raised where start() waits
+            self._tell(self._created, error)
+        finally:
+            self._tell(self._ended)
+
+    def _live_in_thread(self, open_store: Callable[[], Retrying]) -> None:
+        async def live() -> None:
+            store = open_store()
+            try:
+                await self._live(store)
+            finally:
+                await store.close()
+
+        try:
+            asyncio.run(live())
+        except Exception as error:  # noqa: BLE001 - it is raised where start() waits
+            self._tell(self._created, error)
+        finally:
+            self._tell(self._ended)
+
+    async def _live(self, store: Retrying) -> None:
+        heart = Heartbeat(
+            Retrying(store.once, self._queue.clock, HEARTBEAT_LIMITS),
+            self._queue.keys.prefix,
+            self._profile,
+            on_journaled=lambda leases: self._at_home(self._on_journaled, leases),
+        )
+        self._heart, self._host = heart, asyncio.get_running_loop()
+        if self._is_stopping:  # it was asked before there was a heart to tell
+            heart.stop()
+        await heart.create()
+        self._tell(self._created)
+        await heart.run()
+        await heart.close()
+
+    def _tell(self, future: asyncio.Future[None] | None, error: Exception | None = None) -> None:
+        def tell() -> None:
+            if future is None or future.done():
                 return
             if error is None:
                 future.set_result(None)
             else:
                 future.set_exception(error)
 
-        def at_home(call: Callable[..., object], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop has ended without stop()
-                home.call_soon_threadsafe(call, *arguments)
+        self._at_home(tell)
 
-        try:
-            store = Retrying(store.once, self._queue.clock, HEARTBEAT_LIMITS)
-            heart = Heartbeat(
-                store,
-                self._queue.keys.prefix,
-                self._profile,
-                on_journaled=lambda leases: at_home(self._on_journaled, leases),
-            )
-            self._heart, self._host = heart, asyncio.get_running_loop()
-            await heart.create()
-            at_home(tell, created, None)
-            await heart.run()
-            await heart.close()
-        except Exception as error:
-            at_home(tell, created, error)
-            log.debug("heartbeat ended", exc_info=True)
-        finally:
-            at_home(tell, ended, None)
+    def _at_home(self, call: Callable[..., object], *arguments: object) -> None:
+        assert self._home is not None  # noqa: S101 - start() sets it
+        with contextlib.suppress(RuntimeError):  # the caller's loop has ended without stop()
+            self._home.call_soon_threadsafe(call, *arguments)

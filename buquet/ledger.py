@@ -303,8 +303,10 @@ class Ledger:
 
     # --- take back (rule 9) ----------------------------------------------------------------
 
-    async def inspect(self, marker: Marker, *, has_body: bool) -> Judged:
+    async def inspect(self, marker: Marker, *, has_body: bool, act: bool = True) -> Judged:
         """Judge an old marker whatever its task's type, as a sweep does: take back, or find garbage.
+
+        Without `act` nothing is taken back.
 
         Raises
         ------
@@ -319,7 +321,7 @@ class Ledger:
         is_orphan = record.status == TaskStatus.Running and await self.owner_is_gone(record)
         now_ms = self.store.time.lower_ms()
         match judge(marker, record, now_ms=now_ms, handles=(), is_orphan=is_orphan):
-            case Void():
+            case Void() if act:
                 return TakenBack() if await self.take_back(loaded) else Lost()
             case Deletable():
                 return Garbage(read_at)

@@ -16,12 +16,24 @@ from typing import TypeVar
 
 from buquet.errors import PoisonRecord
 from buquet.protocol.keys import LOWEST_PRIORITY, Keys
-from buquet.store.interface import Page, Store
+from buquet.store.interface import Entry, Page, Store
 
 T = TypeVar("T")
 
 AFTER_ALL = "~"
 """Sorts after every id."""
+
+
+async def entries(store: Store, prefix: str) -> AsyncIterator[Entry]:
+    """Yield everything under `prefix`, in key order, page by page."""
+    after = ""
+    while True:
+        page = await store.list(prefix, after=after)
+        for entry in page.entries:
+            yield entry
+        if not page.truncated:
+            return
+        after = page.entries[-1].key
 
 
 async def shard_pages(store: Store, keys: Keys, shard: str, *, after: str) -> AsyncIterator[list[str]]:

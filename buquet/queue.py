@@ -10,8 +10,8 @@ Example::
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ import msgspec
 from buquet import deadletters
 from buquet._core import ident
 from buquet._core.value import plain
+from buquet.audit import Report, verify
 from buquet.errors import (
     InvalidInput,
     InvalidInputType,
@@ -30,18 +31,24 @@ from buquet.errors import (
 )
 from buquet.ledger import Ledger
 from buquet.listing import readable, shard_pages
+from buquet.protocol import schedule as scheduling
+from buquet.protocol.arguments import (
+    check_integer,
+    check_max_retries,
+    check_task_type,
+    check_timeout_seconds,
+)
 from buquet.protocol.keys import Keys
 from buquet.protocol.retry_policy import RetryPolicy
+from buquet.protocol.schedule import Definition, Schedule, ScheduleLastRun, schedule_of
 from buquet.protocol.task import EPOCH, Task, TaskStatus, history_of, task_of
 from buquet.protocol.transitions import submitted
+from buquet.schedules import Schedules
 from buquet.store.interface import FenceExpired
 from buquet.store.retry import Retrying
 
 DEFAULT_PRIORITY = 5
 MAX_PAYLOAD_BYTES = 1 << 20
-MAX_TASK_TYPE_CHARS = 200
-MAX_TIMEOUT_SECONDS = 30 * 24 * 3600
-MAX_RETRIES = 10_000
 STALE_CLOCK_MS = 2_000
 WAIT_FIRST_S = 0.05
 WAIT_LONGEST_S = 2.0
@@ -49,6 +56,8 @@ READS_AT_ONCE = 32
 
 Tasks = list[Task]
 Ids = list[str]
+ScheduleList = list[Schedule]
+Moments = list[datetime]
 
 
 class Queue:
@@ -79,6 +88,7 @@ class Queue:
         self.keys = keys
         self.clock = store.time.clock
         self.ledger = Ledger(store, keys)
+        self.schedules = Schedules(self.ledger)
         self.max_payload_bytes = max_payload_bytes
         self.open_store = open_store
 
@@ -139,10 +149,10 @@ class Queue:
         Unavailable
             The store could not be reached; nothing was stored.
         """
-        _check_task_type(task_type)
-        _check_number("timeout_seconds", timeout_seconds, least=0.001, most=MAX_TIMEOUT_SECONDS)
-        _check_integer("max_retries", max_retries, least=0, most=MAX_RETRIES)
-        _check_integer("priority", priority, least=0, most=9)
+        check_task_type(task_type)
+        check_timeout_seconds(timeout_seconds)
+        check_max_retries(max_retries)
+        check_integer("priority", priority, least=0, most=9)
         if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
             raise InvalidInputType(f"retry_policy must be a RetryPolicy, not {type(retry_policy).__name__}")
         input_json = self.to_json(input, "input")
@@ -260,7 +270,7 @@ class Queue:
             The shard, the status or an id is malformed.
         """
         self._check_shard(shard)
-        _check_integer("limit", limit, least=0, most=1_000_000)
+        check_integer("limit", limit, least=0, most=1_000_000)
         wanted = None if status is None else TaskStatus(status)
         if after is not None:
             ident.parse(after)
@@ -292,7 +302,7 @@ class Queue:
             The shard is malformed.
         """
         self._check_shard(shard)
-        _check_integer("limit", limit, least=0, most=1_000_000)
+        check_integer("limit", limit, least=0, most=1_000_000)
         page = await self.store.list(f"{self.keys.ready}{shard}/")
         now_ms = self.store.time.upper_ms()
         due = dict.fromkeys(
@@ -348,7 +358,7 @@ class Queue:
         task_type:
             Only tasks of this type; applied before `limit`.
         """
-        _check_integer("limit", limit, least=0, most=1_000_000)
+        check_integer("limit", limit, least=0, most=1_000_000)
         found: Tasks = []
         async for record in deadletters.failed(self.ledger):
             if len(found) >= limit:
@@ -377,6 +387,27 @@ class Queue:
         ident.parse(task_id)
         return task_of(await deadletters.requeue(self.ledger, task_id))
 
+    async def requeue_many(self, task_ids: Iterable[str]) -> AsyncIterator[tuple[str, Task | Exception]]:
+        """Requeue any number of tasks, 32 at a time; one that cannot be does not stop the others.
+
+        Parameters
+        ----------
+        task_ids:
+            The ended tasks.
+
+        Yields
+        ------
+        tuple
+            Each id in the order given, with the new task, or with what `requeue` raised for it.
+        """
+        rest = iter(task_ids)
+        while batch := [*itertools.islice(rest, READS_AT_ONCE)]:
+            outcomes = await asyncio.gather(*map(self.requeue, batch), return_exceptions=True)
+            for task_id, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+                    raise outcome
+                yield task_id, outcome
+
     async def archive(self, task_id: str) -> Task:
         """Archive an ended task: it keeps its outcome, and is removed for good when it is old.
 
@@ -399,6 +430,151 @@ class Queue:
                 return task_of(loaded.record)
             await deadletters.archive(self.ledger, loaded)
 
+    async def verify(self, *, repair: bool = False) -> Report:
+        """Walk the bucket and report what breaks the protocol's invariant; mend it on request.
+
+        It may run beside live workers. Costs a GET a task and a LIST a thousand objects.
+        """
+        return await verify(self.ledger, repair=repair)
+
+    # --- recurring schedules ---------------------------------------------------------------
+
+    async def create_schedule(
+        self,
+        id: str,  # noqa: A002 - the published name
+        task_type: str,
+        input: Any,  # noqa: A002 - the published name
+        cron: str,
+        timeout_seconds: float | None = None,
+        max_retries: int | None = None,
+        *,
+        timezone: str = "UTC",
+        catch_up: str = "latest",
+        overlap: str = "allow",
+        replace: bool = False,
+    ) -> Schedule:
+        """Create a recurring schedule; it does not fire for the past. Some `Scheduler` must run.
+
+        Parameters
+        ----------
+        id:
+            A name for people: 1 to 200 printable characters.
+        task_type, input, timeout_seconds, max_retries:
+            What to submit, as for `submit`; its defaults where None.
+        cron:
+            Five fields as crontab(5) has them, or `@hourly` to `@yearly` (docs/schedules.md).
+        timezone:
+            The IANA name of the zone that the fields are meant in.
+        catch_up:
+            What to submit of occurrences that were missed: "latest", "all" or "none" of them.
+        overlap:
+            "allow", or "skip" an occurrence while the task of the last one has not ended.
+        replace:
+            Replace a schedule of this id, if there is one; it keeps its `created_at`.
+
+        Raises
+        ------
+        InvalidInput, InvalidInputType
+            An argument makes no sense, or there is a schedule of this id already.
+        """
+        now = format_ms(self.store.time.upper_ms())
+        definition = Definition(
+            nonce=self.ledger.mint_nonce(),
+            id=id,
+            task_type=task_type,
+            input=msgspec.Raw(self.to_json(input, "input")),
+            cron=cron,
+            timezone=timezone,
+            catch_up=catch_up,
+            overlap=overlap,
+            timeout_seconds=timeout_seconds,
+            max_retries=max_retries,
+            created_at=now,
+            updated_at=now,
+            starts_at=now,
+        )
+        scheduling.check(definition)
+        return schedule_of(await self.schedules.create(definition, replace=replace))
+
+    async def get_schedule(self, id: str) -> Schedule | None:  # noqa: A002 - the published name
+        """Read a schedule; None if there is none of this id.
+
+        Raises
+        ------
+        PoisonRecord, NewerLayout
+            It cannot be read.
+        """
+        loaded = await self.schedules.load(id)
+        return None if loaded is None else schedule_of(loaded.definition)
+
+    async def list_schedules(self) -> ScheduleList:
+        """Read all schedules, by id; one GET each. Those that cannot be read are left out."""
+        return [schedule_of(loaded.definition) for loaded in await self.schedules.load_all()]
+
+    async def delete_schedule(self, id: str) -> None:  # noqa: A002 - the published name
+        """Delete a schedule; a missing one is no error. Tasks that it has submitted stay."""
+        await self.schedules.delete(id)
+
+    async def enable_schedule(self, id: str) -> None:  # noqa: A002 - the published name
+        """Let a schedule fire again, but not for what it missed. `LookupError` if it is missing."""
+        await self.schedules.set_enabled(id, enabled=True)
+
+    async def disable_schedule(self, id: str) -> None:  # noqa: A002 - the published name
+        """Let a schedule fire no more until it is enabled. `LookupError` if it is missing."""
+        await self.schedules.set_enabled(id, enabled=False)
+
+    async def trigger_schedule(self, id: str) -> Task:  # noqa: A002 - the published name
+        """Submit a schedule's task now, even if it is disabled or its last task has not ended.
+
+        The next occurrence stays where it is.
+
+        Raises
+        ------
+        LookupError
+            There is no such schedule.
+        OutcomeUnknown, Unavailable
+            As for `submit`.
+        """
+        definition = (await self.schedules.require(id)).definition
+        task = await self.submit(
+            definition.task_type,
+            msgspec.json.decode(definition.input),
+            scheduling.timeout_seconds_of(definition),
+            scheduling.max_retries_of(definition),
+        )
+        try:
+            await self.schedules.note_trigger(definition, task.id)
+        except StoreError as error:  # the task stands, and the caller must learn its id
+            log.warning("schedule %r: task %s is not noted as its last: %s", id, task.id, error)
+        return task
+
+    async def get_schedule_last_run(self, id: str) -> ScheduleLastRun | None:  # noqa: A002
+        """Return when a schedule last ran, and when it will next; None if it is missing or never ran."""
+        loaded = await self.schedules.load(id)
+        if loaded is None:
+            return None
+        run = await self.schedules.run(loaded.definition)
+        return scheduling.last_run_of(loaded.definition, run, now_ms=self.store.time.now_ms())
+
+    async def next_runs(self, schedule_id: str, count: int) -> Moments:
+        """Return the next occurrences of a schedule, enabled or not, as datetimes in its zone.
+
+        Parameters
+        ----------
+        schedule_id:
+            The schedule.
+        count:
+            How many, 1 to 10,000.
+
+        Raises
+        ------
+        LookupError
+            There is no such schedule.
+        """
+        check_integer("count", count, least=1, most=10_000)
+        definition = (await self.schedules.require(schedule_id)).definition
+        return scheduling.next_runs(definition, count, after_ms=self.store.time.now_ms())
+
     def _check_shard(self, shard: str) -> None:
         if shard not in self.keys.shards():
             raise InvalidInput(
@@ -415,26 +591,3 @@ def _due_ms(schedule_at: datetime) -> int:
     except (ValueError, OverflowError) as error:
         raise InvalidInput(f"schedule_at: {schedule_at} is outside the years 1 to 9999 in UTC") from error
     return -(-since_epoch // timedelta(milliseconds=1))  # rounded up: never before the time asked for
-
-
-def _check_task_type(task_type: str) -> None:
-    if not isinstance(task_type, str):
-        raise InvalidInputType(f"task_type must be a string, not {type(task_type).__name__}")
-    if not task_type.strip() or len(task_type) > MAX_TASK_TYPE_CHARS:
-        raise InvalidInput(f"task_type must have 1 to {MAX_TASK_TYPE_CHARS} characters, not {len(task_type)}")
-    if not task_type.isprintable():
-        raise InvalidInput("task_type must be printable text")
-
-
-def _check_number(name: str, value: float, *, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInputType(f"{name} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value) or not least <= value <= most:
-        raise InvalidInput(f"{name} must be between {least} and {most}, not {value}")
-
-
-def _check_integer(name: str, value: int, *, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputType(f"{name} must be an integer, not {type(value).__name__}")
-    if not least <= value <= most:
-        raise InvalidInput(f"{name} must be between {least} and {most}, not {value}")

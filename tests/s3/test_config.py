@@ -130,7 +130,7 @@ def test_prefix(given, prefix):
     assert resolve(prefix=given).prefix == prefix
 
 
-@pytest.mark.parametrize("prefix", ["a//b", "a\\b", "a/../b", "."])
+@pytest.mark.parametrize("prefix", ["a//b", "a\\b", "a/../b", ".", "a b", "ü", "a%20b"])
 def test_a_bad_prefix(prefix):
     with pytest.raises(ConfigError, match="prefix"):
         resolve(prefix=prefix)

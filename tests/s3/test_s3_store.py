@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from hashlib import md5
 
 import pytest
 import servers
@@ -260,6 +261,47 @@ async def test_success_without_the_document(body):
             await store.list("a/")
         with pytest.raises(Undecided, match="DELETE MANY"):
             await store.delete_many(["a"], read_at=None)
+        await store.close()
+
+
+async def test_a_body_that_was_cut_short_is_not_believed():
+    whole, cut = answer(200, b"whole"), answer(200, b"who", etag=f'"{md5(b"whole").hexdigest()}"')
+    async with Liar(whole, cut, cut, whole) as liar:
+        store = connect(liar.endpoint)
+        assert (await store.get("a/1")).body == b"whole"
+        for _ in range(2):
+            with pytest.raises(Undecided, match="not the one that its ETag names"):
+                await store.get("a/1")
+        assert (await store.get("a/1")).body == b"whole"
+        await store.close()
+
+
+async def test_a_store_whose_etags_are_no_md5_sums_is_known_by_its_first_body():
+    other = {"etag": f'"{"0" * 32}"'}
+    async with Liar(
+        answer(200, b"a", **other), answer(200, b"a", **other), answer(200, b"b", **other)
+    ) as liar:
+        store = connect(liar.endpoint)
+        with pytest.raises(Undecided):
+            await store.get("a/1")
+        assert [(await store.get("a/1")).body for _ in range(2)] == [b"a", b"b"]
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_amz_server_side_encryption": "aws:kms"},
+        {"x_amz_server_side_encryption": "aws:kms:dsse"},
+        {"x_amz_server_side_encryption_customer_algorithm": "AES256"},
+        {"etag": f'"{"0" * 32}-2"'},
+    ],
+    ids=str,
+)
+async def test_an_etag_that_need_not_be_an_md5_sum_is_not_compared(headers):
+    async with Liar(answer(200, b"a"), answer(200, b"b", **{"etag": f'"{"0" * 32}"', **headers})) as liar:
+        store = connect(liar.endpoint)
+        assert [(await store.get("a/1")).body for _ in range(2)] == [b"a", b"b"]
         await store.close()
 
 

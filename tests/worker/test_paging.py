@@ -44,8 +44,8 @@ async def test_every_due_marker_is_found_and_every_task_listed(open_store: Calla
     for shard in "0179af":
         for priority, due_ms, count in (
             (0, now_ms + 3_600_000, 7),
-            (2, now_ms - 1000, 2),
-            (9, now_ms - 5, 4),
+            (2, now_ms - 20_000, 2),
+            (9, now_ms - 10_000, 4),
         ):
             for number in range(count):
                 marker = Marker(shard, priority, due_ms, ident.mint(due_ms, priority, number + 1), 0)
