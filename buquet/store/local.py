@@ -461,10 +461,11 @@ class _File:
 
     def _is_ours(self, connection: sqlite3.Connection) -> bool:
         """Tell a file of ours from an empty one; refuse another program's."""
+        # In this order: another process that creates the file writes both in one transaction.
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         if application_id == APPLICATION_ID:
             return True
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application_id or tables:
             raise ConfigError(f"{self.path} is the database of another program: name another path")
         return False

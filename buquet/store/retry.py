@@ -5,6 +5,8 @@ Between attempts it backs off exponentially with full jitter, waits at least as 
 `Retry-After` asks, and takes a token of a `RetryBudget`, so that all requests together do
 not hammer a store that is down.
 
+When it answers again after an outage, whoever sleeps tries again within a second.
+
 Reads, deletes and unconditional writes are the same when done twice: they are just sent
 again. A conditional write is not, because its second attempt may meet what the first one
 wrote. So it is always the *identical* request that is sent again, and when that meets an
@@ -46,8 +48,11 @@ Example::
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -110,6 +115,12 @@ class RetryLimits:
 
 DEFAULT_LIMITS = RetryLimits()
 
+OUTAGE_S = 5.0
+"""Where requests failed for so long and none was answered, the store was away."""
+
+BACK_WITHIN_S = 1.0
+"""When it is back, those who sleep try again spread over this time."""
+
 
 def backoff_s(limits: RetryLimits, attempt: int, chance: float, retry_after_s: float | None) -> float:
     """Return the pause after a failed attempt, in seconds.
@@ -133,6 +144,8 @@ def backoff_s(limits: RetryLimits, attempt: int, chance: float, retry_after_s: f
 class RetryBudget:
     """A token bucket: what all requests of a store together may spend on retries.
 
+    It also knows when the store was away: nobody shall sleep off an outage that is over.
+
     Parameters
     ----------
     clock:
@@ -146,18 +159,32 @@ class RetryBudget:
         self._limits = limits
         self._tokens = limits.burst
         self._at = clock.monotonic()
+        self._failing_since: float | None = None
+        self._is_back = asyncio.Event()
+        self.back_at = -math.inf
+        """When the last outage ended, `clock.monotonic()`."""
 
     def earn(self) -> None:
-        """Add what an answered request is worth."""
+        """Add what an answered request is worth; after an outage, begin anew and wake who sleeps."""
+        if self._failing_since is not None:
+            now = self._clock.monotonic()
+            if now - self._failing_since > OUTAGE_S:
+                self._tokens = self._limits.burst
+                self.back_at = now
+                self._is_back.set()
+                self._is_back = asyncio.Event()
+            self._failing_since = None
         self._add(self._limits.per_success)
 
     def take(self, most_s: float) -> float | None:
-        """Take a token that is there in at most `most_s` seconds.
+        """Take a token, after a request that failed, that is there in at most `most_s` seconds.
 
         Returns how long to wait for it, in seconds; None, and nothing is taken, if that
         would be longer.
         """
         now = self._clock.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
         self._add((now - self._at) * self._limits.per_second)
         self._at = now
         wait_s = max(0.0, (1.0 - self._tokens) / self._limits.per_second)
@@ -165,6 +192,13 @@ class RetryBudget:
             return None
         self._tokens -= 1.0
         return wait_s
+
+    async def sleep(self, delay_s: float) -> None:
+        """Pause for `delay_s` seconds, or until shortly after the store is back from an outage."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._is_back.wait()
+                await self._clock.sleep(self._clock.uniform() * BACK_WITHIN_S)
 
     def _add(self, tokens: float) -> None:
         self._tokens = min(self._limits.burst, self._tokens + tokens)
@@ -237,7 +271,10 @@ class _Call:
             raise self.given_up(cause) from cause
         delay_s = max(delay_s, token_s)
         log.debug("%s %s: %s; next attempt in %.3f s", self._what, self._key, cause, delay_s)
-        await self._clock.sleep(delay_s)
+        if cause.retry_after_s:
+            await self._clock.sleep(delay_s)
+        else:
+            await self._budget.sleep(delay_s)
 
     def given_up(self, cause: Exception) -> StoreError:
         """Return the error that says truly how the call ended without an answer."""
@@ -283,6 +320,11 @@ class Retrying:
     def time(self) -> StoreClock:
         """The store's time."""
         return self.once.time
+
+    @property
+    def back_at(self) -> float:
+        """When the store was last back from an outage, `clock.monotonic()`; minus infinity if never."""
+        return self._budget.back_at
 
     async def get(self, key: str) -> Blob | None:
         """Read an object; None if the key holds none."""

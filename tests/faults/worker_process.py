@@ -36,7 +36,7 @@ async def main(effects: str, **arguments: Any) -> None:
     memory: list[int] = []
     done: set[str] = set()
     with Path(effects).open("a", buffering=1) as file:
-        async with connect(**arguments) as queue:
+        async with connect(**arguments, wait_s=30) as queue:
             worker = Worker(queue, "faults", concurrency=CONCURRENCY)
 
             @worker.task("count")

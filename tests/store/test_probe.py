@@ -262,7 +262,9 @@ async def test_a_store_of_bare_etags_is_refused_with_the_cure(seaweedfs):
     bucket = seaweedfs.new_bucket()
     async with FaultProxy(seaweedfs.endpoint, BARE_ONLY) as proxy:
         arguments = {**options(seaweedfs, bucket=bucket), "endpoint": proxy.endpoint}
-        with pytest.raises(UnfitStore, match=r"refused an If-Match with the current ETag.*BUQUET_DRIVER=ceph"):
+        with pytest.raises(
+            UnfitStore, match=r"refused an If-Match with the current ETag.*BUQUET_DRIVER=ceph"
+        ):
             await connect(**arguments)
         async with connect(**arguments, driver="ceph") as queue:
             manifest = decode((await queue.store.get("buquet.json")).body)

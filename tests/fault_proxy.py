@@ -20,8 +20,8 @@ import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
@@ -158,8 +158,9 @@ class Rule:
         The requests that it may hit.
     key:
         A regular expression found in the key (of a listing: the prefix).
-    token:
-        The session token that the request must bear; None: any.
+    header:
+        The name of a header that the request must bear, and a regular expression that its
+        value must begin with.
     every:
         Only each so-manieth of those.
     odds:
@@ -171,7 +172,7 @@ class Rule:
     fault: Fault
     operations: Collection[Operation] = EVERY
     key: str = ""
-    token: str | None = None
+    header: tuple[str, str] | None = None
     every: int = 1
     odds: float = 1.0
     times: int | None = None
@@ -180,19 +181,27 @@ class Rule:
 # --- messages ------------------------------------------------------------------------------
 
 
+Headers = tuple[tuple[str, str], ...]
+
+
+def _header(headers: Headers, name: str) -> str:
+    return next((value for known, value in headers if known.lower() == name.lower()), "")
+
+
 @dataclass(frozen=True)
 class Request:
     """A request as it came. `key` is not encoded; of a listing it is the prefix."""
 
     method: str
     target: str
-    headers: tuple[tuple[str, str], ...]
+    headers: Headers
     body: bytes = field(repr=False)
     operation: Operation
     key: str
 
-    def header(self, name: str) -> str | None:
-        return next((value for known, value in self.headers if known.lower() == name), None)
+    def header(self, name: str) -> str:
+        """The value of a header, "" if there is none."""
+        return _header(self.headers, name)
 
 
 @dataclass(frozen=True)
@@ -200,7 +209,7 @@ class Reply:
     """A reply as it goes out."""
 
     status: int
-    headers: tuple[tuple[str, str], ...]
+    headers: Headers
     body: bytes = field(repr=False)
     length: int
 
@@ -320,7 +329,7 @@ class FaultProxy:
     def _fires(self, number: int, rule: Rule, request: Request) -> bool:
         if request.operation not in rule.operations or not re.search(rule.key, request.key):
             return False
-        if rule.token is not None and request.header("x-amz-security-token") != rule.token:
+        if rule.header and not re.match(rule.header[1], request.header(rule.header[0])):
             return False
         if not self._applies(rule.fault, request):
             return False
@@ -448,15 +457,14 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
         first, *lines = head[:-4].split("\r\n")
         method, target, _ = first.split(" ")
         headers = tuple((name, value.strip()) for name, _, value in (line.partition(":") for line in lines))
-        length = int(dict((n.lower(), v) for n, v in headers).get("content-length", 0))
-        body = await reader.readexactly(length)
+        body = await reader.readexactly(int(_header(headers, "content-length") or 0))
     except asyncio.IncompleteReadError:
         return None
     operation, key = _meaning(method, target, headers)
     return Request(method, target, headers, body, operation, key)
 
 
-def _meaning(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> tuple[Operation, str]:
+def _meaning(method: str, target: str, headers: Headers) -> tuple[Operation, str]:
     """Say what a request with the bucket in its path is about."""
     url = urlsplit(target)
     query = parse_qs(url.query, keep_blank_values=True)
@@ -473,7 +481,7 @@ def _meaning(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> 
     return Operation[method], key
 
 
-def _refusal(refuse: Refuse, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+def _refusal(refuse: Refuse, headers: Headers = ()) -> Reply:
     body = f"<?xml version='1.0'?><Error><Code>{refuse.code}</Code>{refuse.more}</Error>".encode()
     return Reply(refuse.status, (*headers, *refuse.headers.items()), body, len(body))
 
@@ -484,8 +492,7 @@ def _changed(fault: Fault | None, reply: Reply) -> Reply:
             dated = tuple(pair for pair in reply.headers if pair[0].lower() == "date")
             return _refusal(Refuse(fault.status, fault.code), dated)
         case Skew(by_s):
-            date = dict((name.lower(), value) for name, value in reply.headers)["date"]
-            moved = parsedate_to_datetime(date) + timedelta(seconds=by_s)
+            moved = parsedate_to_datetime(_header(reply.headers, "date")) + timedelta(seconds=by_s)
             return reply.with_header("Date", format_datetime(moved, usegmt=True))
         case WrongLength(by):
             return replace(reply, length=max(0, reply.length + by))
@@ -515,13 +522,3 @@ async def _reset(writer: asyncio.StreamWriter, part: bytes) -> None:
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-
-
-@contextmanager
-def rules(proxy: FaultProxy, *rules: Rule) -> Iterator[None]:
-    """Put rules in force while the block runs."""
-    before, proxy.rules = proxy.rules, list(rules)
-    try:
-        yield
-    finally:
-        proxy.rules = before
