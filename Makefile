@@ -98,3 +98,24 @@ endef
 .cache/localstack/installed: .cache/localstack/pip pyproject.toml
 	.cache/localstack/bin/python -m pip install --quiet --group localstack
 	touch $@
+
+# --- the simulation ----------------------------------------------------------------------------
+
+# Which seeds to run: make sim SEEDS=1-1000, or one that failed: make sim SEEDS=17
+SEEDS ?= 1-300
+SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation
+
+.PHONY: sim sim-mutants
+
+sim: .venv/core ## run the simulation: SEEDS=1-300, all faults, and the table of what they befell
+	$(SIMULATION) --seeds $(SEEDS) $(if $(filter 1-300,$(SEEDS)),--table)
+
+sim-mutants: .venv/core ## plant faults in the package: the simulation must find each
+	$(SIMULATION) --mutants
+
+# --- chaos with real processes -------------------------------------------------------------------
+
+.PHONY: chaos
+
+chaos: .venv/core .venv/test ## kill, pause and stop workers and their server amid 2,000 tasks: none is lost (ARGS='--seed 7')
+	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from buquet.audit import Fault, Finding, Report
     from buquet.connection import connect
     from buquet.errors import (
         BuquetError,
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
         Unavailable,
         UnfitStore,
     )
+    from buquet.monitor import Monitor
     from buquet.protocol.retry_policy import RetryPolicy
+    from buquet.protocol.schedule import Schedule, ScheduleLastRun
     from buquet.protocol.task import Task, TaskStatus
     from buquet.queue import Queue
+    from buquet.scheduler import Scheduler
     from buquet.worker import TaskContext, Worker, WorkerRunOptions
 
 __version__ = "0.1.0"
@@ -36,7 +40,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "connect": "buquet.connection",
     "Queue": "buquet.queue",
+    "Fault": "buquet.audit",
+    "Finding": "buquet.audit",
+    "Report": "buquet.audit",
+    "Monitor": "buquet.monitor",
     "RetryPolicy": "buquet.protocol.retry_policy",
+    "Schedule": "buquet.protocol.schedule",
+    "ScheduleLastRun": "buquet.protocol.schedule",
+    "Scheduler": "buquet.scheduler",
     "Task": "buquet.protocol.task",
     "TaskStatus": "buquet.protocol.task",
     "TaskContext": "buquet.worker",
@@ -53,11 +64,18 @@ _HOMES = {
 
 __all__ = [
     "BuquetError",
+    "Fault",
+    "Finding",
+    "Monitor",
     "OutcomeUnknown",
     "PermanentError",
     "Queue",
+    "Report",
     "RetryPolicy",
     "RetryableError",
+    "Schedule",
+    "ScheduleLastRun",
+    "Scheduler",
     "StoreError",
     "Task",
     "TaskContext",

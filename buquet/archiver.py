@@ -16,7 +16,7 @@ import logging
 from buquet._core.record import with_deletion_mark
 from buquet._core.rfc3339 import parse_ms
 from buquet.deadletters import archive
-from buquet.errors import NewerLayout, PoisonRecord
+from buquet.errors import NewerLayout
 from buquet.ledger import Ledger, Loaded
 from buquet.listing import shard_pages
 from buquet.protocol.task import TERMINAL, TaskStatus
@@ -87,7 +87,8 @@ class Archiver:
             if loaded.record.status != TaskStatus.Archived:
                 return await archive(self._ledger, loaded)
             return await self._remove(loaded)
-        except (PoisonRecord, NewerLayout, FenceExpired) as error:
+        except (ValueError, NewerLayout, FenceExpired) as error:
+            # A ValueError: it cannot be read, or its id does not tell its first marker.
             log.debug("task %s left alone: %s", task_id, error)
             return False
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from buquet.clock import Clock, StoreClock, SystemClock, token
 from buquet.config import Settings
-from buquet.errors import UnfitStore
+from buquet.errors import OutcomeUnknown, Unavailable, UnfitStore
 from buquet.protocol.keys import Keys
 from buquet.protocol.manifest import (
     DEFAULT_SHARD_PREFIX_LEN,
@@ -33,18 +33,30 @@ from buquet.store.interface import IfAbsent, Store
 from buquet.store.pace import Paced
 from buquet.store.probe import VERSION as PROBE_VERSION
 from buquet.store.probe import probe
-from buquet.store.retry import Retrying
+from buquet.store.retry import Retrying, RetryLimits
 
 log = logging.getLogger("buquet")
+
+HEARTBEAT_ATTEMPT_S = 5.0
+"""A heartbeat that hangs is given up soon: two of them in a row must not cost the session its life."""
+
+KNOCK = RetryLimits(attempts=3, total_s=2.0)
+"""How often the first request is sent before the store counts as down."""
+
+KNOCK_AGAIN_S = 1.0
+"""The pause before `connect` looks again for a store that is down."""
 
 
 class Connecting:
     """What `connect()` returns: await it for a queue, or use it in `async with`."""
 
-    def __init__(self, settings: Settings, shard_prefix_len: int | None, *, create_bucket: bool) -> None:
+    def __init__(
+        self, settings: Settings, shard_prefix_len: int | None, *, create_bucket: bool, wait_s: float
+    ) -> None:
         self._settings = settings
         self._shard_prefix_len = shard_prefix_len
         self._create_bucket = create_bucket
+        self._wait_s = wait_s
         self._queue: Queue | None = None
 
     def __await__(self) -> Generator[Any, None, Queue]:
@@ -61,9 +73,7 @@ class Connecting:
     async def _open(self) -> Queue:
         store = open_store(self._settings, SystemClock())
         try:
-            if self._create_bucket:
-                await store.create_bucket()
-            manifest = await agree(store, self._settings.prefix, self._shard_prefix_len)
+            manifest = await self._agree(store)
         except BaseException:
             with contextlib.suppress(Exception):
                 await store.close()
@@ -73,8 +83,31 @@ class Connecting:
             store,
             keys,
             max_payload_bytes=self._settings.max_payload_bytes,
-            open_store=lambda: open_store(self._settings, SystemClock()),
+            open_store=lambda: open_store(self._settings, SystemClock(), attempt_s=HEARTBEAT_ATTEMPT_S),
         )
+
+    async def _agree(self, store: Retrying) -> Manifest:
+        """Read or create the manifest, after the bucket if that is wanted, once the store answers."""
+        clock = store.time.clock
+        knocking = Retrying(store.once, clock, KNOCK)
+        where = self._settings.endpoint or f"bucket {self._settings.bucket}"
+        began, waits = clock.monotonic(), False
+        while True:
+            try:
+                if self._create_bucket:
+                    await knocking.create_bucket()
+                return await agree(store, self._settings.prefix, self._shard_prefix_len, first=knocking)
+            except (Unavailable, OutcomeUnknown) as error:
+                if clock.monotonic() - began >= self._wait_s:
+                    raise Unavailable(
+                        f"the store at {where} does not answer ({error.__cause__ or error}): start it, check"
+                        " the endpoint, or let connect(wait_s=...) wait for it",
+                        key=error.key,
+                    ) from error
+                if not waits:
+                    log.warning("waiting up to %g s for the store at %s: %s", self._wait_s, where, error)
+                    waits = True
+            await clock.sleep(KNOCK_AGAIN_S)
 
 
 def connect(
@@ -90,6 +123,7 @@ def connect(
     profile: str | None = None,
     shard_prefix_len: int | None = None,
     create_bucket: bool = False,
+    wait_s: float = 0,
 ) -> Connecting:
     """Connect to the queue in a bucket; the first client creates it.
 
@@ -113,6 +147,9 @@ def connect(
         to 4. Others leave it out.
     create_bucket:
         Create the bucket if it is missing.
+    wait_s:
+        How long to wait for a store that does not answer, seconds. By default it is an error
+        at once (after a second attempt or two).
 
     Returns
     -------
@@ -127,9 +164,15 @@ def connect(
         The store does not honour conditional writes.
     ManifestMismatch
         The queue was created with another `shard_prefix_len`.
+    Unavailable
+        The store did not answer within `wait_s`; the message names the endpoint.
     StoreError
         The store refused: no such bucket, wrong credentials, and so on.
     """
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float):
+        raise TypeError(f"wait_s must be a number, not {type(wait_s).__name__}")
+    if not wait_s >= 0:
+        raise ValueError(f"wait_s must not be negative, and is {wait_s}")
     if shard_prefix_len is not None:
         check_shard_prefix_len(shard_prefix_len)
     settings = Settings.resolve(
@@ -143,13 +186,20 @@ def connect(
         session_token=session_token,
         profile=profile,
     )
-    return Connecting(settings, shard_prefix_len, create_bucket=create_bucket)
+    return Connecting(settings, shard_prefix_len, create_bucket=create_bucket, wait_s=wait_s)
 
 
-def open_store(settings: Settings, clock: Clock) -> Retrying:
+def open_store(settings: Settings, clock: Clock, *, attempt_s: float | None = None) -> Retrying:
     """Open the configured store, with its retry layer and, where its driver asks for it, pacing.
 
     The order from the outside in: retry, pace, store. A resend is paced like a first attempt.
+
+    Parameters
+    ----------
+    settings, clock:
+        What was configured, and the host's clock.
+    attempt_s:
+        The longest time of one exchange with a server, seconds; a client's default if left out.
     """
     # Imported here, so that the embedded stores start without aiohttp.
     store: Store
@@ -163,22 +213,30 @@ def open_store(settings: Settings, clock: Clock) -> Retrying:
 
         store = MemoryStore(clock, shared_bucket(clock, "", settings.bucket))
     else:
+        from buquet.s3.transport import Limits  # noqa: PLC0415
         from buquet.store.s3 import open_store as open_s3  # noqa: PLC0415
 
-        store = open_s3(settings, StoreClock(clock))
+        if attempt_s is None:
+            store = open_s3(settings, StoreClock(clock))
+        else:
+            limits = Limits(connections=2, connect_s=attempt_s, read_s=attempt_s, total_s=attempt_s)
+            store = open_s3(settings, StoreClock(clock), limits=limits)
     if store.capabilities.write_interval_s > 0:
         store = Paced(store, clock)
     return Retrying(store, clock)
 
 
-async def agree(store: Retrying, prefix: str, shard_prefix_len: int | None) -> Manifest:
+async def agree(
+    store: Retrying, prefix: str, shard_prefix_len: int | None, *, first: Retrying | None = None
+) -> Manifest:
     """Read the queue's manifest; create it, after a probe of the store, if there is none yet.
 
-    Two clients that create it at once agree: one wins, the other reads what it wrote.
+    Two clients that create it at once agree: one wins, the other reads what it wrote. The first
+    request is sent through `first`, if that is given.
     """
     key = Keys(prefix).manifest
     read_at = store.time.clock.monotonic()
-    blob = await store.get(key)
+    blob = await (first or store).get(key)
     if blob is None:
         await probe(store, prefix)
         manifest = Manifest(

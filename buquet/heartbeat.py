@@ -109,13 +109,17 @@ class Heartbeat:
 
     async def create(self) -> None:
         """Create the session; claims may begin when this returns."""
+        is_told = False
         while not await self._try_create() and not self._stopping:
+            if not is_told:
+                log.warning("waiting for the store: session %s could not be created", self._key())
+                is_told = True
             self.me = self._incarnate()
             await self._clock.sleep(self._clock.uniform() * PAUSE_S)
 
     async def _try_create(self) -> bool:
         session = self._session([], rev=0)
-        key = self._key()
+        key, sent_at = self._key(), self._clock.monotonic()
         try:
             written = await self._store.once.put(key, encode(session), IfAbsent(self._clock.monotonic()))
             etag = None if written is None else written.etag
@@ -125,7 +129,7 @@ class Heartbeat:
             return False
         if etag is None:
             return False
-        self._acknowledged(session, etag)
+        self._acknowledged(session, etag, sent_at)
         self.me.is_alive = True
         return True
 
@@ -194,6 +198,7 @@ class Heartbeat:
         assert self._last is not None  # noqa: S101 - create() came first
         session = self._session(self.me.snapshot(), rev=self._last.rev + 1)
         self._unsettled.add(session.nonce)
+        sent_at = self._clock.monotonic()
         written = await self._store.put(
             self._key(),
             encode(session),
@@ -201,7 +206,7 @@ class Heartbeat:
             ours=lambda body: _nonce(body) == session.nonce,
         )
         if written is not None:
-            self._acknowledged(session, written.etag)
+            self._acknowledged(session, written.etag, sent_at)
             return
         if not await self._catch_up():
             await self._reborn()
@@ -217,12 +222,12 @@ class Heartbeat:
             return False
         if found.state != LIVE or found.nonce not in self._unsettled:
             return False
-        self._acknowledged(found, blob.etag)
+        self._acknowledged(found, blob.etag, self._beat_at)
         return True
 
-    def _acknowledged(self, session: Session, etag: str) -> None:
-        self._etag, self._last = etag, session
-        self._beat_at = self._clock.monotonic()
+    def _acknowledged(self, session: Session, etag: str, sent_at: float) -> None:
+        # Counted from when it was sent: this process may have stood still before it saw the reply.
+        self._etag, self._last, self._beat_at = etag, session, sent_at
         self._unsettled.clear()
         fresh = self.me.acknowledge([entry.lease_id for entry in session.journal])
         if fresh:

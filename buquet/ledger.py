@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from buquet._core import ident
 from buquet._core.record import Record, claim, encode
+from buquet._core.rfc3339 import parse_ms
 from buquet.clock import token
 from buquet.errors import NewerLayout, PoisonRecord
 from buquet.incarnation import Incarnation
@@ -52,6 +53,14 @@ from buquet.protocol.transitions import (
     taken_back,
 )
 from buquet.store.interface import Always, Blob, IfAbsent, IfMatches, Store, Written
+
+LOOKS_MS = (5_000, 25_000, 42_000)
+"""A claim's marker goes about a second after it. Where it stays, its owner may have crashed at once, so
+these long after the claim its session is looked for, the last time when it must have been buried. Later
+the monitors' sweeps do that."""
+
+POISON_REMEMBERED = 10_000
+"""How many unreadable records are known to have been noted, so that they are not noted again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,7 @@ class Ledger:
         self.store = store
         self.keys = keys
         self.clock = store.time.clock
+        self._poison: dict[str, str] = {}
 
     def mint_nonce(self) -> str:
         """Return a mark for one write, by which a lost reply is settled (rule 2)."""
@@ -251,8 +261,7 @@ class Ledger:
         self, marker: Marker, loaded: Loaded, owner: Incarnation, handles: Container[str]
     ) -> Attempted:
         record = loaded.record
-        # Our own session's lease that we neither hold nor are settling a claim of is nobody's.
-        is_orphan = record.incarnation == owner.id and not owner.knows(record.lease_id)
+        is_orphan = record.status == TaskStatus.Running and await self._is_nobodys(record, owner)
         now_ms = self.store.time.lower_ms()
         match judge(marker, record, now_ms=now_ms, handles=handles, is_orphan=is_orphan):
             case Claimable():
@@ -263,8 +272,18 @@ class Ledger:
                 return await self._fail_cancelled(loaded)
             case Deletable():
                 return Garbage(loaded.read_at)
+            case Leave(until_ms=int(until_ms)) if record.status == TaskStatus.Running:
+                return Leave(min([until_ms, *_looks_ms(record, now_ms)]))
             case Leave() as leave:
                 return leave
+
+    async def _is_nobodys(self, record: Record, owner: Incarnation) -> bool:
+        """Whether a running record's lease is void before its end (rule 9)."""
+        if record.incarnation == owner.id:
+            return not owner.knows(record.lease_id)
+        if self.store.time.lower_ms() - parse_ms(record.updated_at) < LOOKS_MS[0]:
+            return False
+        return await self.owner_is_gone(record)
 
     async def _write_claim(
         self, record: Record, marker: Marker, owner: Incarnation, condition: IfAbsent | IfMatches
@@ -394,10 +413,21 @@ class Ledger:
             await self.store.put(self.keys.marker_key(marker), b"", IfAbsent(None))
 
     async def note_poison(self, task_id: str, reason: str) -> None:
-        """Write down why a record cannot be read (rule 20)."""
+        """Write down why a record cannot be read, once (rule 20)."""
+        if self._poison.get(task_id) == reason:
+            return
         await self.store.put(self.keys.poison(task_id), reason.encode("utf-8", "backslashreplace"), Always())
+        if len(self._poison) >= POISON_REMEMBERED:
+            self._poison.clear()
+        self._poison[task_id] = reason
 
     async def replace(self, record: Record, etag: str, nonce: str) -> Written | None:
         """Write a record over the version with this ETag; None if it has changed."""
         key = self.keys.ledger(record.id)
         return await self.store.put(key, encode(record), IfMatches(etag), ours=bears_nonce(nonce))
+
+
+def _looks_ms(record: Record, now_ms: int) -> list[int]:
+    """When the owner of a running record is still to be looked for, Unix ms."""
+    claimed_ms = parse_ms(record.updated_at)
+    return [claimed_ms + look for look in LOOKS_MS if claimed_ms + look > now_ms]

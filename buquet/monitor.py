@@ -40,6 +40,7 @@ class Monitor:
         self._queue = queue
         self._id = monitor_id or f"monitor-{socket.gethostname()}-{os.getpid()}"
         self._stopping = asyncio.Event()
+        self._pulse: Pulse | None = None
 
     async def run(self, *, check_interval_s: float = 15, session_ttl_s: float = 30) -> None:
         """Watch until SIGTERM, SIGINT or `stop()`.
@@ -62,23 +63,31 @@ class Monitor:
         pulse = Pulse(self._queue, profile, on_journaled=lambda _: None)
         watch = Watch(self._queue.ledger, self._queue.store)
         self._stopping.clear()
-        await pulse.start()
-        with on_stop_signal(self._stopping.set):
-            stopping = asyncio.create_task(self._stopping.wait())
-            watching = asyncio.create_task(self._watch(watch, pulse, check_interval_s))
+        self._pulse = pulse
+        with on_stop_signal(self.stop):
+            await pulse.start()
             try:
-                await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+                await self._watch_until_stopped(watch, pulse, check_interval_s)
             finally:
-                for task in (stopping, watching):
-                    task.cancel()
-                await asyncio.wait({stopping, watching})
                 await pulse.stop()
-            if not watching.cancelled():
-                watching.result()
 
     def stop(self) -> None:
         """Let `run()` end."""
         self._stopping.set()
+        if self._pulse is not None:
+            self._pulse.abandon()
+
+    async def _watch_until_stopped(self, watch: Watch, pulse: Pulse, check_interval_s: float) -> None:
+        stopping = asyncio.create_task(self._stopping.wait())
+        watching = asyncio.create_task(self._watch(watch, pulse, check_interval_s))
+        try:
+            await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stopping, watching):
+                task.cancel()
+            await asyncio.wait({stopping, watching})
+        if not watching.cancelled():
+            watching.result()
 
     async def _watch(self, watch: Watch, pulse: Pulse, check_interval_s: float) -> None:
         while True:

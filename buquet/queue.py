@@ -477,9 +477,7 @@ class Queue:
         InvalidInput, InvalidInputType
             An argument makes no sense, or there is a schedule of this id already.
         """
-        now = format_ms(self.store.time.upper_ms())
         definition = Definition(
-            nonce=self.ledger.mint_nonce(),
             id=id,
             task_type=task_type,
             input=msgspec.Raw(self.to_json(input, "input")),
@@ -489,11 +487,7 @@ class Queue:
             overlap=overlap,
             timeout_seconds=timeout_seconds,
             max_retries=max_retries,
-            created_at=now,
-            updated_at=now,
-            starts_at=now,
         )
-        scheduling.check(definition)
         return schedule_of(await self.schedules.create(definition, replace=replace))
 
     async def get_schedule(self, id: str) -> Schedule | None:  # noqa: A002 - the published name
@@ -542,10 +536,7 @@ class Queue:
             scheduling.timeout_seconds_of(definition),
             scheduling.max_retries_of(definition),
         )
-        try:
-            await self.schedules.note_trigger(definition, task.id)
-        except StoreError as error:  # the task stands, and the caller must learn its id
-            log.warning("schedule %r: task %s is not noted as its last: %s", id, task.id, error)
+        await self.schedules.note_trigger(definition, task.id)
         return task
 
     async def get_schedule_last_run(self, id: str) -> ScheduleLastRun | None:  # noqa: A002

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from buquet._core.rfc3339 import parse_ms
 from buquet.clock import token
 from buquet.deletions import Deletions
-from buquet.errors import NewerLayout, PoisonRecord, Unavailable
+from buquet.errors import NewerLayout, PoisonRecord, StoreError, Unavailable
 from buquet.ledger import Garbage, Ledger, Loaded
 from buquet.protocol.keys import Marker
 from buquet.protocol.session import (
@@ -34,8 +34,8 @@ from buquet.protocol.session import (
 )
 from buquet.protocol.task import TaskStatus
 from buquet.protocol.transitions import LEASE_SLACK_MS, void_at_ms
+from buquet.store.interface import Blob, IfMatches, Undecided
 from buquet.store.interface import Entry as Listed
-from buquet.store.interface import IfMatches, Undecided
 from buquet.store.retry import Retrying
 
 log = logging.getLogger("buquet.monitor")
@@ -76,6 +76,8 @@ class _Sighting:
     next_void_ms: float = math.inf
     """When the first lease of the journal becomes void, by the store's time."""
     is_tombstone: bool = False
+    is_foreign: bool = False
+    """It cannot be read, so nothing is done about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Watch:
         self._deletions = Deletions(store)
         self._sweep_after = ""
         self._checks = 0
+        self._listed_at = -math.inf
 
     async def check(self, own_id: str) -> None:
         """Look at all sessions once, and act on them if it is this monitor's turn.
@@ -156,7 +159,7 @@ class Watch:
         while True:
             try:
                 page = await self._store.once.list(prefix, after=after)
-            except Undecided as error:
+            except (Undecided, StoreError) as error:
                 # After an outage every session looks stale: what was seen before it counts no more.
                 self._sightings.clear()
                 raise Unavailable(f"sessions not listed: {error}", key=prefix) from error
@@ -184,7 +187,12 @@ class Watch:
                 idle_size = -math.inf if known is None else known.idle_size
                 stale_at = now + lifetime_s - session.age_s
                 known = _Sighting(etag, now, stale_at, lifetime_s=lifetime_s, idle_size=idle_size)
+            elif now - self._listed_at > known.lifetime_s or self._store.back_at > known.since:
+                # This monitor slept, perhaps its whole host did, or the store was away after a LIST:
+                # nobody could be seen to live meanwhile.
+                known.since = now
             self._sightings[key] = known
+        self._listed_at = now
         self.live_sessions = max(1, sum(self._lives(session) for session in seen))
 
     def _lives(self, session: _Seen) -> bool:
@@ -206,12 +214,14 @@ class Watch:
         return self._checks % TURN_OF_OTHERS == 0
 
     def _buriable_at(self, sighting: _Sighting) -> float:
-        if sighting.is_tombstone:
+        if sighting.is_tombstone or sighting.is_foreign:
             return math.inf
         return max(sighting.stale_at, sighting.since + SIGHTINGS_APART * sighting.lifetime_s)
 
     async def _look_at(self, session: _Seen, asked_at: float) -> None:
         sighting = self._sightings[session.listed.key]
+        if sighting.is_foreign:
+            return
         is_stale = session.age_s > sighting.lifetime_s and (
             asked_at >= sighting.since + SIGHTINGS_APART * sighting.lifetime_s
         )
@@ -225,15 +235,20 @@ class Watch:
             found = decode(blob.body)
         except (PoisonRecord, NewerLayout) as error:
             log.warning("session %s left alone: %s", session.listed.key, error)
-            sighting.is_read, sighting.stale_at = True, math.inf
+            sighting.is_foreign = True
             return
         self._note(sighting, session, found)
         if found.state == TOMBSTONE:
             await self._recover(session.listed.key, found, read_at)
-        elif is_stale and (blob.date_ms - blob.modified_ms) / 1000 > found.lifetime_s:
+        elif is_stale and self._is_dead(blob, found, sighting):
             await self._bury(session.listed.key, found, blob.etag)
         else:
             await self._take_back_expired(found)
+
+    def _is_dead(self, blob: Blob, found: Session, sighting: _Sighting) -> bool:
+        """Whether a session is stale by this GET too, and the store was not away before it answered that."""
+        was_away = self._store.back_at > sighting.since
+        return (blob.date_ms - blob.modified_ms) / 1000 > found.lifetime_s and not was_away
 
     def _is_worth_reading(self, session: _Seen, sighting: _Sighting) -> bool:
         if sighting.is_tombstone or self._store.time.lower_ms() > sighting.next_void_ms:

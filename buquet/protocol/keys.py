@@ -10,8 +10,10 @@ Example::
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from buquet._core import ident
 from buquet._core.record import Record
@@ -23,6 +25,9 @@ SHARD_DIGITS = "0123456789abcdef"
 MAX_SHARD_PREFIX_LEN = 4
 MAX_ATTEMPT = 0xFFFF
 LOWEST_PRIORITY = 9
+
+MAX_NAME_BYTES = 180
+"""A longer encoded name is replaced by its hash in keys; the body has the name."""
 
 _MARKER = re.compile(
     r"([0-9a-f]+)/([0-9])/([0-9a-f]{12})-"
@@ -104,6 +109,19 @@ class Keys:
         """The key that says why a task's record cannot be read."""
         return f"{self.prefix}poison/{self.shard(task_id)}/{task_id}"
 
+    @property
+    def schedules(self) -> str:
+        """The prefix of all schedules."""
+        return f"{self.prefix}schedules/"
+
+    def schedule(self, schedule_id: str) -> str:
+        """The key of a schedule."""
+        return f"{self.schedules}{encoded_name(schedule_id)}.json"
+
+    def schedule_run(self, schedule_id: str) -> str:
+        """The key of what is known of a schedule's last run."""
+        return f"{self.prefix}schedule-runs/{encoded_name(schedule_id)}.json"
+
     def first_marker(self, task_id: str) -> Marker:
         """The marker of a task that was never claimed; it follows from the id alone."""
         return Marker(self.shard(task_id), ident.priority(task_id), ident.due_ms(task_id), task_id, 0)
@@ -167,6 +185,18 @@ class Keys:
                 f"{key!r} has a shard of {len(shard)} digits, this queue has {self.shard_prefix_len}: "
                 "two clients with different settings write to one bucket; stop the wrong one"
             )
+
+
+def encoded_name(name: str) -> str:
+    """Spell a name of any characters so that it is one plain key segment.
+
+    Letters, digits, `-` and `_` stay; the rest is percent-encoded, and a dot too, because
+    dots part the fields of a key. Above 180 bytes it is the name's SHA-256.
+    """
+    encoded = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    if len(encoded) <= MAX_NAME_BYTES:
+        return encoded
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def expand_shards(selected: list[str], keys: Keys) -> list[str]:

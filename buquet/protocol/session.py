@@ -11,13 +11,14 @@ Example::
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import msgspec
 
+from buquet._core import ident
+from buquet._core.rfc3339 import parse_ms
 from buquet.errors import NewerLayout, PoisonRecord
+from buquet.protocol.keys import encoded_name
 
 LAYOUT = 1
 
@@ -26,9 +27,6 @@ TOMBSTONE = "tombstone"
 
 MONITOR = "m"
 WORKER = "w"
-
-MAX_NAME_BYTES = 180
-"""A longer encoded name is replaced by its hash in keys; the body has the name."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -104,6 +102,14 @@ def decode(body: bytes) -> Session:
         raise PoisonRecord(f"not a session: {error}") from error
     if session.state not in {LIVE, TOMBSTONE}:
         raise PoisonRecord(f"not a session: state {session.state!r}")
+    if session.lifetime_s <= 0:
+        raise PoisonRecord(f"not a session: lifetime_s {session.lifetime_s}")
+    try:
+        for entry in session.journal:
+            ident.parse(entry.task_id)
+            parse_ms(entry.lease_expires_at)
+    except ValueError as error:
+        raise PoisonRecord(f"not a session: its journal: {error}") from error
     return session
 
 
@@ -135,15 +141,3 @@ def parse_session_key(prefix: str, key: str) -> SessionKey:
         raise PoisonRecord(f"{key!r} is not a session")
     role, name, token = parts
     return SessionKey(role, name, mint_incarnation(role, token))
-
-
-def encoded_name(name: str) -> str:
-    """Spell a name of any characters so that it is one plain key segment.
-
-    Letters, digits, `-` and `_` stay; the rest is percent-encoded, and a dot too, because
-    dots part the fields of a key. Above 180 bytes it is the name's SHA-256.
-    """
-    encoded = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
-    if len(encoded) <= MAX_NAME_BYTES:
-        return encoded
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

@@ -55,8 +55,10 @@ def decode(body: bytes, *, task_id: str) -> Record:
     """
     try:
         record = core.decode(body)
-        for moment in (record.available_at, record.updated_at, record.created_at):
-            parse_ms(moment)
+        moments = [record.available_at, record.updated_at, record.created_at, record.first_due]
+        for moment in (*moments, record.completed_at, record.deletion_marked_at):
+            if moment is not None:
+                parse_ms(moment)
         if record.status == TaskStatus.Running:
             core.lease_ends_ms(record)
         TaskStatus(record.status)

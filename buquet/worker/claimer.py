@@ -97,6 +97,8 @@ class Claimer:
         except (PoisonRecord, NewerLayout) as error:
             log.warning("left alone: %s", error)
             self._candidates.leave(seen.key, for_s=UNREADABLE_S)
+            if isinstance(error, PoisonRecord):
+                await self._ledger.note_poison(seen.marker.task_id, str(error))
             return None
         except FenceExpired:
             return None

@@ -50,6 +50,11 @@ class Execution:
         self._queue = queue
         self._released = asyncio.Event()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it took so long to learn of the claim that the lease ends before the time-out would."""
+        return self._lease_left_s() < self.held.record.timeout_seconds
+
     def release(self) -> None:
         """Interrupt the attempt: it comes to a release, unless the handler has just ended."""
         self._released.set()
@@ -83,8 +88,7 @@ class Execution:
     async def _call(self, task: Task) -> Any:
         assert task.lease_expires_at is not None  # noqa: S101 - a claimed task has a lease
         context = TaskContext(task.id, task.attempt, task, task.lease_expires_at)
-        lease_left_s = (lease_ends_ms(self.held.record) - self._queue.store.time.now_ms()) / 1000
-        limit_s = max(0.0, min(task.timeout_seconds, lease_left_s))
+        limit_s = max(0.0, min(task.timeout_seconds, self._lease_left_s()))
         call = self._handler.start(task.input, context)
         released = asyncio.ensure_future(self._released.wait())
         try:
@@ -101,6 +105,9 @@ class Execution:
             released.cancel()
             if self.leftover is None:
                 call.cancel()
+
+    def _lease_left_s(self) -> float:
+        return (lease_ends_ms(self.held.record) - self._queue.store.time.now_ms()) / 1000
 
     async def _interrupt(self, call: asyncio.Future[Any]) -> None:
         if self._handler.is_async:

@@ -16,12 +16,13 @@ from dataclasses import asdict
 
 from buquet.clock import token
 from buquet.deletions import Deletions
-from buquet.errors import StoreError, Unavailable
+from buquet.errors import OutcomeUnknown, StoreError, Unavailable
 from buquet.heartbeat import Profile, Pulse
 from buquet.ledger import Claim
 from buquet.protocol.session import MONITOR, WORKER
 from buquet.protocol.transitions import Outcome
 from buquet.queue import Queue
+from buquet.scheduler import Scheduler
 from buquet.store.interface import FenceExpired
 from buquet.watch import Watch
 from buquet.worker.candidates import Candidates
@@ -31,6 +32,7 @@ from buquet.worker.execution import Execution
 from buquet.worker.finder import PAGES_A_LOOK, Finder, Seen
 from buquet.worker.handlers import Handler
 from buquet.worker.options import WorkerRunOptions
+from buquet.worker.outage import Outage
 from buquet.worker.settler import Settler
 
 log = logging.getLogger("buquet.worker")
@@ -108,7 +110,8 @@ class Run:
         )
         self._watch = Watch(queue.ledger, queue.store)
         self._held: dict[str, Claim] = {}
-        self._settler = Settler(queue.ledger, self._deletions, self.counters)
+        self._outage = Outage(queue.clock)
+        self._settler = Settler(queue.ledger, self._deletions, self.counters, self._outage)
         self._slots = asyncio.Semaphore(concurrency)
         # A paced outcome has given its slot away, yet claims and outcomes share the connections.
         self._requests = asyncio.Semaphore(concurrency)
@@ -118,7 +121,6 @@ class Run:
         self._listed_at = -math.inf
         self._nothing_due = False
         self._opens_soon = False
-        self._store_away = False
         self._left_to_start = math.inf if options.max_tasks is None else options.max_tasks
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -137,10 +139,14 @@ class Run:
         """
         await self._pulse.start()
         dispatch = asyncio.create_task(self._dispatch())
-        aside = [asyncio.create_task(self._flush_often()), asyncio.create_task(self._watch_often())]
+        beside = [self._flush_often(), self._watch_often()]
+        if self._options.with_scheduler:
+            beside.append(Scheduler(self._queue).keep_firing())
+        aside = [asyncio.create_task(one) for one in beside]
         stopped = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({dispatch, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            # What runs beside the work ends only by an error, and then so does the run.
+            await asyncio.wait({dispatch, stopped, *aside}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._hurrying.set()
             raise
@@ -152,14 +158,16 @@ class Run:
                 await asyncio.wait({dispatch, stopped})
             finally:
                 await self._end(aside)
-        if not dispatch.cancelled():
-            dispatch.result()
+        for task in (dispatch, *aside):
+            if not task.cancelled():
+                task.result()
 
     def stop(self) -> None:
         """Claim no more and let handlers finish. Called again: hand their tasks back at once."""
         if self._stopping.is_set():
             self._hurrying.set()
         self._stopping.set()
+        self._pulse.abandon()
 
     async def _end(self, aside: list[asyncio.Task[None]]) -> None:
         """Finish the work, then what runs beside it, and last the session."""
@@ -270,6 +278,8 @@ class Run:
             pause_s = min(pause_s * 2, self._options.poll_interval_ms / 1000)
 
     def _may_start(self) -> bool:
+        if self._stopping.is_set() or not self._pulse.may_claim:
+            return False
         return self._left_to_start > 0 and len(self._work) < UNSETTLED_TASKS * self._concurrency
 
     def _is_done(self) -> bool:
@@ -289,14 +299,9 @@ class Run:
         try:
             found = await self._finder.look(self._is_open, most_pages=most_pages)
         except Unavailable as error:
-            log.log(
-                logging.DEBUG if self._store_away else logging.WARNING, "waiting for the store: %s", error
-            )
-            self._store_away = True
+            self._outage.note(error)
             return None
-        if self._store_away:
-            log.warning("the store is back")
-            self._store_away = False
+        self._outage.end()
         self._listed_at = self._clock.monotonic()
         self._nothing_due = idle and not found and not self._opens_soon
         self._candidates.refill(found, now_ms=self._queue.store.time.upper_ms())
@@ -339,15 +344,19 @@ class Run:
             slot.free()
 
     async def _claim(self, seen: Seen) -> Claim | None:
+        if not self._pulse.may_claim:  # the session died while the marker waited its turn
+            return None
         try:
             return await self._claimer.claim(seen)
+        except (Unavailable, OutcomeUnknown) as error:
+            self._outage.note(error)
         except StoreError as error:
             log.warning("task %s not claimed: %s", seen.marker.task_id, error)
-            return None
+        return None
 
     async def _attempt(self, held: Claim, slot: _Slot) -> Outcome:
         execution = Execution(held, self._handlers[held.record.task_type], self._queue)
-        if self._stopping.is_set():
+        if self._stopping.is_set() or execution.is_late:
             return execution.released()
         self._executions[execution] = None
         try:

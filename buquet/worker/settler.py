@@ -11,16 +11,17 @@ import logging
 
 from buquet._core.record import Record
 from buquet.deletions import Deletions
-from buquet.errors import NewerLayout, PoisonRecord, StoreError
+from buquet.errors import NewerLayout, OutcomeUnknown, PoisonRecord, StoreError, Unavailable
 from buquet.ledger import Claim, Ledger
 from buquet.protocol.task import TaskStatus
 from buquet.protocol.transitions import Outcome
 from buquet.worker.counters import Counters
+from buquet.worker.outage import Outage
 
 log = logging.getLogger("buquet.worker")
 
 FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 2.0
 
 
 class Settler:
@@ -34,12 +35,15 @@ class Settler:
         Where the claim's marker goes once it has served.
     counters:
         What it counts.
+    outage:
+        Where it notes that the store is away.
     """
 
-    def __init__(self, ledger: Ledger, deletions: Deletions, counters: Counters) -> None:
+    def __init__(self, ledger: Ledger, deletions: Deletions, counters: Counters, outage: Outage) -> None:
         self._ledger = ledger
         self._deletions = deletions
         self._counters = counters
+        self._outage = outage
 
     async def settle(self, held: Claim, outcome: Outcome) -> None:
         """Write an outcome. Returns when it is known to stand, or known to be void.
@@ -58,15 +62,18 @@ class Settler:
                 log.error("outcome dropped: %s", error)  # noqa: TRY400
                 held.owner.leave(held.lease_id)
                 return
+            except (Unavailable, OutcomeUnknown) as error:
+                self._outage.note(error)
             except StoreError as error:
                 level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
                 log.log(level, "task %s: outcome not yet written: %s", held.record.id, error)
-                await self._ledger.clock.sleep(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             else:
+                self._outage.end()
                 held.owner.leave(held.lease_id)
                 self._note(held, outcome, record)
                 return
+            await self._ledger.clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _note(self, held: Claim, outcome: Outcome, record: Record | None) -> None:
         if record is None:
@@ -78,6 +85,7 @@ class Settler:
         self._deletions.add(key, read_at=self._ledger.clock.monotonic())
         if record.status == TaskStatus.Completed:
             self._counters.completed += 1
+            log.info("task %s (%s) completed", record.id, record.task_type)
         elif record.status != TaskStatus.Pending:
             self._counters.failed += 1
             log.warning("task %s (%s) failed: %s", record.id, record.task_type, record.last_error)

@@ -186,7 +186,7 @@ def refusals(seaweedfs: servers.Server, free_port: int) -> dict[str, tuple[Calla
             "credentials",
         ),
         "no bucket": (lambda: connect(seaweedfs.endpoint, **keys), NoBucket, "S3_BUCKET"),
-        "server down": (lambda: connect(down, "a-bucket", **keys), Unavailable, "check that it is up"),
+        "server down": (lambda: connect(down, "a-bucket", **keys), Unavailable, f"the store at {down}"),
         "no scheme": (lambda: connect("localhost:4566", "a-bucket"), BadEndpoint, "http://localhost:4566"),
         "no driver": (
             lambda: connect(down, "a-bucket", driver="tape", **keys),
@@ -294,6 +294,63 @@ def test_no_secret_is_printed() -> None:
     connecting = connect("http://127.0.0.1:1", "a-bucket", access_key_id="k", secret_access_key="hunter2")
     settings = connecting._settings
     assert "hunter2" not in repr(settings) + repr(connecting) + str(dataclasses.replace(settings))
+
+
+# --- a store that is down ------------------------------------------------------------------
+
+
+async def test_a_store_that_is_down_is_an_error_at_once() -> None:
+    endpoint = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
+    clock = SystemClock()
+    began = clock.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await connect(endpoint, "a-bucket", access_key_id="k", secret_access_key="s")
+    assert clock.monotonic() - began < 2
+    assert f"the store at {endpoint} does not answer" in str(caught.value)
+    assert "start it, check the endpoint, or let connect(wait_s=...) wait for it" in str(caught.value)
+
+
+@pytest.mark.server
+async def test_a_store_that_comes_up_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = servers.SeaweedFS(tmp_path)
+    connecting = to(server, "made-when-it-is-up", create_bucket=True, wait_s=60)
+    waiting = asyncio.create_task(_opened(connecting))
+    await asyncio.sleep(2)
+    try:
+        await asyncio.to_thread(server.start)
+        await waiting
+    finally:
+        server.stop()
+    assert [text.split(":")[0] for text in caplog.messages] == ["waiting up to 60 s for the store at http"]
+
+
+async def _opened(connecting: Any) -> None:
+    async with connecting as queue:
+        await queue.submit("do", {})
+
+
+async def test_waiting_comes_to_an_end() -> None:
+    endpoint = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
+    clock = SystemClock()
+    began = clock.monotonic()
+    with pytest.raises(Unavailable, match="does not answer"):
+        await connect(endpoint, "a-bucket", access_key_id="k", secret_access_key="s", wait_s=2)
+    assert 2 <= clock.monotonic() - began < 5
+
+
+@pytest.mark.server
+async def test_a_refusal_is_not_waited_for(seaweedfs: servers.Server) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(BucketMissing):
+            await to(seaweedfs, "not-there", wait_s=60)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)]
+)
+def test_a_wait_that_makes_no_sense_is_refused(wait_s: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="wait_s must"):
+        connect("memory:", wait_s=wait_s)
 
 
 # --- a queue that is never closed ----------------------------------------------------------

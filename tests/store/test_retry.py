@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import math
 
 import pytest
 
@@ -193,6 +194,32 @@ async def test_a_dead_store_is_not_hammered(clock):
     assert all(isinstance(result, Unavailable) for result in results)
     assert 100 + 20 < bench.wire.total <= 100 + 20 + 60 * 5  # the back-off alone would allow 10,000
     assert 30 < clock.monotonic() <= 60  # spread, not spent at once
+
+
+@virtual
+async def test_nobody_sleeps_on_when_the_store_is_back(clock):
+    """However long they would have to wait for their tokens; and they come back spread over a second."""
+    bench = Bench(clock, total_s=600, attempts=1000)
+    bench.faulty.plan = lambda _kind, _key: Lost() if clock.monotonic() < 120 else None
+    bench.wire.requests = None
+    calls = [asyncio.create_task(bench.store.get(str(number))) for number in range(500)]
+    await clock.sleep(120)
+    back = []
+    for call in calls:
+        call.add_done_callback(lambda _: back.append(clock.monotonic()))
+    await asyncio.gather(*calls)
+    assert max(back) - 120 < 3
+    assert len(set(back)) > 400
+    assert bench.store.back_at == min(back)
+
+
+@virtual
+async def test_an_idle_store_was_not_away(clock):
+    bench = Bench(clock, [None, Lost()])
+    for _ in range(3):
+        await bench.store.get(KEY)
+        await clock.sleep(60)
+    assert bench.store.back_at == -math.inf
 
 
 @pytest.mark.parametrize("put", [False, True])
