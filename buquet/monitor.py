@@ -90,9 +90,15 @@ class Monitor:
             watching.result()
 
     async def _watch(self, watch: Watch, pulse: Pulse, check_interval_s: float) -> None:
+        is_away = False
         while True:
             try:
                 await watch.check(pulse.me.id)
             except (StoreError, FenceExpired) as error:
-                log.warning("sessions not checked: %s", error)
+                log.log(logging.DEBUG if is_away else logging.WARNING, "sessions not checked: %s", error)
+                is_away = True
+            else:
+                if is_away:
+                    log.warning("sessions are checked again")
+                is_away = False
             await self._queue.clock.sleep(watch.next_check_s(check_interval_s))

@@ -3,9 +3,7 @@
 `Retrying` sends a request again until its outcome is known, within bounds of count and time.
 Between attempts it backs off exponentially with full jitter, waits at least as long as
 `Retry-After` asks, and takes a token of a `RetryBudget`, so that all requests together do
-not hammer a store that is down.
-
-When it answers again after an outage, whoever sleeps tries again within a second.
+not hammer a store that is down. When it answers again, whoever sleeps tries within a second.
 
 Reads, deletes and unconditional writes are the same when done twice: they are just sent
 again. A conditional write is not, because its second attempt may meet what the first one
