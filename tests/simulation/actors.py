@@ -17,6 +17,7 @@ import msgspec
 
 from buquet._core.record import Record, encode
 from buquet._core.rfc3339 import format_ms, parse_ms
+from buquet.archiver import Archiver
 from buquet.clock import token
 from buquet.connection import agree
 from buquet.errors import OutcomeUnknown, PermanentError, RetryableError, StoreError
@@ -24,13 +25,16 @@ from buquet.monitor import Monitor
 from buquet.protocol.keys import Keys
 from buquet.protocol.retry_policy import RetryPolicy
 from buquet.queue import Queue
-from buquet.store.interface import IfMatches
+from buquet.store.interface import FenceExpired, IfMatches
 from buquet.store.retry import Retrying
 from buquet.testing.clock import START
 from buquet.worker import TaskContext, Worker, WorkerRunOptions
 from simulation.oracle import Oracle
 from simulation.process import Process
 from simulation.wire import Network, Wire
+
+RETENTION_S = 7 * 24 * 3600.0
+ARCHIVER_PAUSE_S = 100.0
 
 
 class World(Protocol):
@@ -73,13 +77,13 @@ class Spec:
     delay_s: float | None
 
 
-def draw_spec(chance: random.Random, kind: str, *, before_s: float) -> Spec:
-    """Draw a task."""
+def draw_spec(chance: random.Random, kind: str, *, after_s: float, before_s: float) -> Spec:
+    """Draw a task that is submitted between two moments."""
     seconds = 0.0
     if kind in {"slow", "stuck"}:
         seconds = 0.5 * 80 ** chance.random()
     return Spec(
-        at_s=chance.uniform(0, before_s),
+        at_s=chance.uniform(after_s, before_s),
         kind=kind,
         seconds=seconds,
         fails=chance.choice((1, 1, 2, 3)),
@@ -93,7 +97,7 @@ def draw_spec(chance: random.Random, kind: str, *, before_s: float) -> Spec:
 
 def may_end(kind: str, record: Record) -> bool:
     """Whether a task of this kind may have come to this."""
-    if record.status in ENDS[kind]:
+    if record.status in {"archived", *ENDS[kind]}:
         return True
     if record.status == "failed":
         return record.cancel_requested_at is not None or record.retry_count >= record.max_retries
@@ -188,9 +192,8 @@ async def _submit(queue: Queue, spec: Spec) -> str:
                 priority=spec.priority,
             )
         except OutcomeUnknown as error:
-            assert error.task_id is not None
-            if await _is_stored(queue, error.task_id):
-                return error.task_id
+            if await _is_stored(queue, str(error.task_id)):
+                return str(error.task_id)
         except StoreError:
             await queue.clock.sleep(1)
         else:
@@ -206,20 +209,32 @@ async def _is_stored(queue: Queue, task_id: str) -> bool:
 
 
 async def meddler_main(process: Process, world: World) -> None:
-    """Change running records without taking them: extend leases, ask for cancellation."""
+    """Extend leases and ask for cancellation, without taking tasks; requeue and archive ended ones.
+
+    Two of them, so that the same task is requeued by two.
+    """
     queue = await connected(process, world)
     while process.clock.monotonic() < world.until_s:
         await process.clock.sleep(process.clock.uniform() * 6)
-        running = [task_id for task_id, record in world.oracle.ledgers.items() if record.status == "running"]
-        for task_id in running:
-            if process.clock.uniform() < 0.4:
-                try:
-                    await _meddle(queue, task_id, cancel=process.clock.uniform() < 0.03)
-                except StoreError:
-                    continue
+        for task_id, record in list(world.oracle.ledgers.items()):
+            try:
+                await _meddle(process, world, queue, task_id, record)
+            except (StoreError, FenceExpired, LookupError, ValueError):
+                continue  # not now, or not any more: it has been archived or removed
 
 
-async def _meddle(queue: Queue, task_id: str, *, cancel: bool) -> None:
+async def _meddle(process: Process, world: World, queue: Queue, task_id: str, record: Record) -> None:
+    chance = process.clock.uniform()
+    if record.status == "running" and chance < 0.4:
+        await _touch(queue, task_id, cancel=chance < 0.01)
+    elif record.status == "failed" and record.requeue_of is None and chance < 0.1:
+        world.oracle.submitted((await queue.requeue(task_id)).id)
+    elif record.status in {"completed", "failed"} and chance < 0.02:
+        await queue.archive(task_id)
+
+
+async def _touch(queue: Queue, task_id: str, *, cancel: bool) -> None:
+    """Change a running record, but not its lease."""
     loaded = await queue.ledger.load(task_id)
     if loaded is None or loaded.record.status != "running":
         return
@@ -235,3 +250,15 @@ async def _meddle(queue: Queue, task_id: str, *, cancel: bool) -> None:
         lease_expires_at=format_ms(parse_ms(record.lease_expires_at) + (0 if cancel else 1000)),
     )
     await queue.store.put(queue.keys.ledger(task_id), encode(changed), IfMatches(loaded.etag))
+
+
+async def archiver_main(process: Process, world: World) -> None:
+    """Remove old tasks."""
+    queue = await connected(process, world)
+    archiver = Archiver(queue.ledger, queue.store, retention_s=RETENTION_S)
+    while process.clock.monotonic() < world.until_s:
+        try:
+            await archiver.sweep()
+        except StoreError:
+            pass
+        await process.clock.sleep(ARCHIVER_PAUSE_S)

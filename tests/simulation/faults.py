@@ -47,12 +47,16 @@ LIST_READY = "LIST ready"
 LIST_WORKERS = "LIST workers"
 DELETE_MARKERS = "DELETE markers"
 DELETE_TOMB = "DELETE tombstone"
+LIST_TASKS = "LIST tasks"
+DELETE_LEDGER = "DELETE ledger"
+DELETE_FAILED = "DELETE failed"
 
 CONDITIONAL = frozenset({PUT_SUBMIT, PUT_MARKER, PUT_CREATE, PUT_CAS, PUT_BIRTH, PUT_BEAT, PUT_TOMB})
-WRITES = CONDITIONAL | {PUT_FAILED, DELETE_MARKERS, DELETE_TOMB}
+WRITES = CONDITIONAL | {PUT_FAILED, DELETE_MARKERS, DELETE_TOMB, DELETE_LEDGER, DELETE_FAILED}
 ROWS = (
     GET_LEDGER, GET_MARKER, GET_SESSION, GET_MANIFEST, PUT_SUBMIT, PUT_MARKER, PUT_CREATE, PUT_CAS,
     PUT_BIRTH, PUT_BEAT, PUT_TOMB, PUT_FAILED, LIST_READY, LIST_WORKERS, DELETE_MARKERS, DELETE_TOMB,
+    LIST_TASKS, DELETE_LEDGER, DELETE_FAILED,
 )  # fmt: skip
 
 LONGEST_LATE_S = 900.0
@@ -86,6 +90,8 @@ def kind_of(method: str, key: str, body: bytes = b"", *, is_create: bool = False
         ("GET", "buquet.json"): GET_MANIFEST, ("PUT", "failed"): PUT_FAILED,
         ("LIST", "ready"): LIST_READY, ("LIST", "workers"): LIST_WORKERS,
         ("DELETE", "ready"): DELETE_MARKERS, ("DELETE", "workers"): DELETE_TOMB,
+        ("LIST", "tasks"): LIST_TASKS, ("DELETE", "tasks"): DELETE_LEDGER,
+        ("DELETE", "failed"): DELETE_FAILED,
     }  # fmt: skip
     return names.get((method, folder), f"{method} {folder}")
 
@@ -125,7 +131,7 @@ class Weather:
 
 
 RARE = frozenset({GET_MARKER, GET_SESSION, GET_MANIFEST, PUT_SUBMIT, PUT_MARKER, PUT_CREATE, PUT_BIRTH,
-                  PUT_TOMB, PUT_FAILED, DELETE_TOMB})  # fmt: skip
+                  PUT_TOMB, PUT_FAILED, DELETE_TOMB, DELETE_LEDGER, DELETE_FAILED})  # fmt: skip
 RARE_BOOST = 4.0
 """What is seldom asked for meets its faults more often, so that the table fills."""
 
@@ -157,6 +163,14 @@ def weather_of(chance: random.Random) -> tuple[list[str], Weather]:
         special |= THEMES[name]
     longest = chance.choice((20.0, 60.0, 150.0, 400.0))
     return names, Weather({what: odds * severity for what, odds in CALM.items()}, special, longest)
+
+
+WEEK_WEATHER = Weather(
+    {what: odds / 3 for what, odds in CALM.items()},
+    {**{(DELETE_LEDGER, what): 0.1 for what in COLUMNS if what != CLOCK}, (PUT_CREATE, LATE): 0.5},
+    longest_pause_s=400.0,
+)
+"""For seeds that remove old tasks: an archiver that crashed often would never come to it."""
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """Faults planted in the package, one at a time: each must break the invariant that names it.
 
 A mutant is a change of the package's sources, made in a temporary copy; the package itself
-knows nothing of it. For each, a seed is recorded that finds it and that the package as it is
-passes. `python -m simulation --mutants` plants them all, `--find-mutants 1-1000` looks for
-new seeds where a change of the package has made the old ones blind.
+knows nothing of it. `mutant_seeds.json` records for each a seed that finds it, and that the
+package as it is passes. A change of the package may make a recorded seed blind, because the
+run takes another course: then the first of 1,000 seeds that finds the mutant is recorded in
+its place. A mutant that none of them finds is an error: the simulation has gone blind.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import buquet
 from simulation import oracle
 
 PACKAGE = Path(buquet.__file__).parent
+SEEDS = Path(__file__).with_name("mutant_seeds.json")
 TESTS = Path(__file__).resolve().parent.parent
 
 
@@ -37,11 +39,10 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A planted fault, the invariants that name it, and a seed that finds it."""
+    """A planted fault, and the invariants that name it."""
 
     name: str
     rules: tuple[str, ...]
-    seed: int
     patches: tuple[Patch, ...]
 
 
@@ -49,7 +50,6 @@ MUTANTS = (
     Mutant(
         "a claim over a running record whose lease is void",
         (oracle.RUNNING_UNMARKED, oracle.BAD_STEP),
-        0,
         (
             Patch(
                 "ledger.py",
@@ -65,7 +65,6 @@ MUTANTS = (
     Mutant(
         "a marker key without the attempt",
         (oracle.PENDING_UNMARKED,),
-        0,
         (
             Patch("protocol/keys.py", "-{marker.attempt:04x}", "-0000"),
             Patch(
@@ -77,8 +76,7 @@ MUTANTS = (
     ),
     Mutant(
         "an actor whose CAS failed deletes its own new marker",
-        (oracle.PENDING_UNMARKED,),
-        0,
+        (oracle.PENDING_UNMARKED, oracle.RUNNING_UNMARKED),
         (
             Patch(
                 "ledger.py",
@@ -96,7 +94,6 @@ MUTANTS = (
     Mutant(
         "a journal that lists the task but another lease",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "heartbeat.py",
@@ -110,7 +107,6 @@ MUTANTS = (
     Mutant(
         "the current in-flight set marked as journaled instead of the snapshot sent",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "heartbeat.py",
@@ -122,29 +118,24 @@ MUTANTS = (
     Mutant(
         "an entry that leaves in-flight when the handler returns",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "worker/run.py",
-                "                    await self._settler.settle(held, await self._attempt(held, slot))\n",
-                """                    outcome = await self._attempt(held, slot)
-                    held.owner.leave(held.lease_id)
-                    await self._settler.settle(held, outcome)
-""",
+                "await self._settler.settle(held, outcome)",
+                "held.owner.leave(held.lease_id) or await self._settler.settle(held, outcome)",
             ),
         ),
     ),
     Mutant(
         "forgetting on OutcomeUnknown",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "worker/settler.py",
-                """            except StoreError as error:
+                """            except (Unavailable, OutcomeUnknown) as error:
 """,
-                """            except StoreError as error:
-                if type(error).__name__ == "OutcomeUnknown":
+                """            except (Unavailable, OutcomeUnknown) as error:
+                if isinstance(error, OutcomeUnknown):
                     held.owner.leave(held.lease_id)
                     return
 """,
@@ -154,7 +145,6 @@ MUTANTS = (
     Mutant(
         "a new incarnation that keeps the in-flight set",
         (oracle.FOREIGN_LEASE,),
-        0,
         (
             Patch(
                 "heartbeat.py",
@@ -173,18 +163,20 @@ MUTANTS = (
     Mutant(
         "in-flight keyed by task id",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "incarnation.py",
                 "self._in_flight[lease_id] = Entry(task_id, lease_id, lease_expires_at)",
-                """self._in_flight[task_id] = Entry(task_id, lease_id, lease_expires_at)
+                """if task_id in self._in_flight:
+                self._unjournaled.pop(self._in_flight[task_id].lease_id, None)
+            self._in_flight[task_id] = Entry(task_id, lease_id, lease_expires_at)
             self._task_of = {**getattr(self, "_task_of", {}), lease_id: task_id}""",
             ),
             Patch(
                 "incarnation.py",
                 "self._in_flight.pop(lease_id, None)",
-                'self._in_flight.pop(getattr(self, "_task_of", {}).get(lease_id), None)',
+                """gone = self._in_flight.pop(getattr(self, "_task_of", {}).get(lease_id), None)
+            self._unjournaled.pop(getattr(gone, "lease_id", None), None)""",
             ),
             Patch(
                 "incarnation.py",
@@ -198,7 +190,6 @@ MUTANTS = (
     Mutant(
         "a monitor that takes 412 as handled",
         (oracle.RUNNING_UNMARKED,),
-        0,
         (
             Patch(
                 "watch.py",
@@ -210,7 +201,6 @@ MUTANTS = (
     Mutant(
         '"still our lease" without the status',
         (oracle.NOT_THE_LEASE, oracle.TERMINAL_CHANGED),
-        0,
         (
             Patch(
                 "protocol/transitions.py",
@@ -222,7 +212,6 @@ MUTANTS = (
     Mutant(
         "judging a marker by a remembered ledger",
         (oracle.PENDING_UNMARKED, oracle.RUNNING_UNMARKED, oracle.SUBMIT_LOST),
-        0,
         (
             Patch(
                 "ledger.py",
@@ -248,7 +237,6 @@ MUTANTS = (
     Mutant(
         "a session deleted without a tombstone",
         (oracle.NOT_BURIED,),
-        0,
         (
             Patch(
                 "watch.py",
@@ -263,7 +251,6 @@ MUTANTS = (
     Mutant(
         "a resent session create",
         (oracle.SECOND_LIFE,),
-        0,
         (
             Patch(
                 "heartbeat.py",
@@ -278,9 +265,38 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "requeue in place",
+        (oracle.TERMINAL_CHANGED,),
+        (
+            Patch(
+                "deadletters.py",
+                "        if record.requeued_as is None:\n",
+                """        if record.status == TaskStatus.Failed:
+            import msgspec
+
+            again = msgspec.structs.replace(
+                record, rev=record.rev + 1, nonce=fresh.nonce, status="pending", completed_at=None
+            )
+            await ledger._prepare(again)
+            if await ledger.replace(again, loaded.etag, again.nonce) is None:
+                continue
+            return again
+        if record.requeued_as is None:
+""",
+            ),
+        ),
+    ),
+    Mutant(
+        "archive without the wait",
+        (oracle.REVIVED,),
+        (
+            Patch("archiver.py", "AFTER_ARCHIVING_S = 3600", "AFTER_ARCHIVING_S = 0"),
+            Patch("archiver.py", "MARKER_BODY_LIVES_S = 25 * 60", "MARKER_BODY_LIVES_S = 0"),
+        ),
+    ),
+    Mutant(
         "new marker after the pending write",
         (oracle.PENDING_UNMARKED,),
-        0,
         (
             Patch(
                 "ledger.py",
@@ -296,7 +312,6 @@ MUTANTS = (
     Mutant(
         "completion without If-Match",
         (oracle.NOT_THE_LEASE, oracle.TERMINAL_CHANGED, oracle.ATTEMPT_FELL),
-        0,
         (
             Patch(
                 "ledger.py",
@@ -309,7 +324,6 @@ MUTANTS = (
     Mutant(
         "412 after a lost reply taken as lost",
         (oracle.UNSETTLED_412,),
-        0,
         (
             Patch(
                 "store/retry.py",
@@ -321,7 +335,6 @@ MUTANTS = (
     Mutant(
         '409 taken as "exists"',
         (oracle.SUBMIT_LOST, oracle.PENDING_UNMARKED),
-        0,
         (
             Patch(
                 "store/retry.py",
@@ -339,7 +352,6 @@ MUTANTS = (
     Mutant(
         "a listing that a page of future markers blocks",
         (oracle.STARVED,),
-        0,
         (
             Patch(
                 "worker/finder.py",
@@ -369,15 +381,28 @@ def planted(mutant: Mutant) -> Iterator[Path]:
         yield Path(folder)
 
 
-def try_seeds(mutant: Mutant, seeds: range) -> tuple[int, str, str] | None:
-    """Return the first of the seeds that finds a mutant, the rule it breaks, and how."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The seed that found a mutant, the invariant that it broke, and how."""
+
+    seed: int
+    rule: str
+    message: str
+
+
+def find(mutant: Mutant, seeds: Iterable[int]) -> Found | None:
+    """Plant a mutant and run seeds until one breaks an invariant that names it.
+
+    Raises
+    ------
+    LookupError
+        The package has changed: the text that a patch replaces is not there any more.
+    """
     with planted(mutant) as folder:
-        code = "import sys, json; from simulation.mutants import first_breach; " + (
-            "print(json.dumps(first_breach(range(*map(int, sys.argv[1:3])))))"
-        )
         ran = subprocess.run(
-            [sys.executable, "-c", code, str(seeds.start), str(seeds.stop)],
+            [sys.executable, "-c", "from simulation.mutants import search; search()"],
             env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{TESTS}", "PYTHONSAFEPATH": "1"},
+            input=json.dumps([list(seeds), mutant.rules]),
             capture_output=True,
             text=True,
             check=False,
@@ -385,15 +410,27 @@ def try_seeds(mutant: Mutant, seeds: range) -> tuple[int, str, str] | None:
     if ran.returncode != 0:
         raise RuntimeError(f"{mutant.name}: {ran.stderr}")
     found = json.loads(ran.stdout)
-    return None if found is None else tuple(found)
+    return None if found is None else Found(*found)
 
 
-def first_breach(seeds: range) -> tuple[int, str, str] | None:
-    """In the process that runs a mutant: the first seed that fails, its rule and its message."""
+def search() -> None:
+    """In the process that runs a mutant: read seeds and rules, write the first seed that breaks one."""
     from simulation.scenario import run
 
+    seeds, rules = json.load(sys.stdin)
     for seed in seeds:
         breach = run(seed).breach
-        if breach is not None:
-            return seed, breach.rule, str(breach)
-    return None
+        if breach is not None and breach.rule in rules:
+            print(json.dumps([seed, breach.rule, str(breach)]))
+            return
+    print("null")
+
+
+def recorded() -> dict[str, int]:
+    """The recorded seeds by the mutants' names."""
+    return dict(json.loads(SEEDS.read_text())) if SEEDS.exists() else {}
+
+
+def record(seeds: dict[str, int]) -> None:
+    """Record seeds."""
+    SEEDS.write_text(json.dumps(dict(sorted(seeds.items())), indent=2) + "\n")

@@ -45,13 +45,17 @@ SECOND_LIFE = "a session was created twice"
 NOT_BURIED = "a session was deleted that is no tombstone"
 FOREIGN_LEASE = "a journal lists a lease of another incarnation"
 UNSETTLED_412 = "412 to a resend was not settled by a read"
+REMOVED = "a ledger was deleted without its mark"
+REVIVED = "a removed task came back"
 STARVED = "a due task was left waiting"
 NOT_QUIET = "the run did not come to rest"
 WRONG_END = "a task ended as it could not"
+RUNAWAY = "far more requests than a run can need"
+REQUEUED_TWICE = "a task was requeued as two"
 DIED = "a process died by itself"
 
 
-class Breach(Exception):  # noqa: N818 - what it reports is the other's error
+class Breach(Exception):
     """An invariant does not hold.
 
     Parameters
@@ -101,6 +105,8 @@ class Oracle:
         self._leases: Counter[str] = Counter()
         self._lease_owner: dict[str, str | None] = {}
         self._lives: dict[str, None] = {}
+        self._removed: dict[str, None] = {}
+        self._requeued: dict[str, str] = {}
         self._sent: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
         self._owes_read: dict[str, str] = {}
 
@@ -130,6 +136,8 @@ class Oracle:
             self._ledger_written(rest.split("/")[1].removesuffix(".json"), request)
         elif folder == "workers":
             self._session_written(request)
+        elif request.body:
+            self._submitted(_read_record(request.body))
 
     def deleted(self, request: Request) -> None:
         """Look at a DELETE that reached the bucket."""
@@ -139,11 +147,19 @@ class Oracle:
             folder, _, rest = key.partition("/")
             if folder == "ready":
                 self.check(rest.split("/")[2][13:49])
+            elif folder == "tasks":
+                self._ledger_deleted(rest.split("/")[1].removesuffix(".json"), request)
             elif folder == "workers" and key in self.sessions:
                 gone = self.sessions.pop(key)
                 if gone.state != "tombstone":
                     self.fail(NOT_BURIED, key, f"deleted by {request.process.name}")
                 self._journal_changed(gone, None)
+
+    def _submitted(self, record: Record) -> None:
+        if record.requeue_of is not None:
+            first = self._requeued.setdefault(record.requeue_of, record.id)
+            if first != record.id:
+                self.fail(REQUEUED_TWICE, record.requeue_of, f"as {first} and as {record.id}")
 
     def _ledger_written(self, task_id: str, request: Request) -> None:
         record, before = _read_record(request.body), self.ledgers.get(task_id)
@@ -153,6 +169,11 @@ class Oracle:
         if record.lease_id is not None and record.lease_id not in self._lease_owner:
             self._lease_owner[record.lease_id] = record.incarnation
             self._claims[task_id, record.attempt] = (record.lease_id, name)
+        if task_id in self._removed:
+            self.fail(REVIVED, task_id, f"{_short(record)} by {name}")
+        if record.requeued_as is not None and record.requeued_as not in self._removed:
+            self.acknowledged[record.requeued_as] = None
+            self.check(record.requeued_as)
         wrong = None if record == before else _wrong_step(before, record)
         if wrong is not None:
             self.fail(wrong, task_id, f"{_short(before)} became {_short(record)} by {name}")
@@ -161,6 +182,13 @@ class Oracle:
             if output["attempt"] != record.attempt:
                 self.fail(WRONG_OUTPUT, task_id, f"attempt {record.attempt} completed with {output}")
         self.check(task_id)
+
+    def _ledger_deleted(self, task_id: str, request: Request) -> None:
+        record = self.ledgers.pop(task_id, None)
+        if record is not None and (record.status != "archived" or record.deletion_marked_at is None):
+            self.fail(REMOVED, task_id, f"{_short(record)} by {request.process.name}")
+        self.acknowledged.pop(task_id, None)
+        self._removed[task_id] = None
 
     def _session_written(self, request: Request) -> None:
         session, key = _read_session(request.body), request.key
@@ -213,7 +241,9 @@ class Oracle:
     # --- what the processes did ----------------------------------------------------------------
 
     def submitted(self, task_id: str) -> None:
-        """A submit was acknowledged."""
+        """A submit or a requeue was acknowledged."""
+        if task_id in self._removed:
+            return
         self.acknowledged[task_id] = None
         self.note(f"{task_id} is acknowledged")
         self.check(task_id)
@@ -243,10 +273,14 @@ class Oracle:
         key = self._owes_read.pop(process.name, None)
         if key is not None and not process.is_dying:
             self.fail(UNSETTLED_412, key, f"by {process.name}")
+        self._check_error(process)
 
     def ended(self, process: Process) -> None:
         """A process has crashed or ended."""
         self.note(f"{process.name} is gone")
+        self._check_error(process)
+
+    def _check_error(self, process: Process) -> None:
         if process.error is not None:
             self.fail(DIED, process.name, repr(process.error))
 
@@ -256,6 +290,13 @@ class Oracle:
         """What is still to be done: tasks that are not terminal, markers, dead sessions."""
         markers = [key for key, _ in self._bucket.list("ready/", "", 1000)[0]]
         return [*self._unfinished(self.acknowledged), *markers, *self._dead_sessions()]
+
+    def leftovers(self) -> int:
+        """How many tasks have ended, but still have their first marker."""
+        return sum(
+            record.status in TERMINAL and self._has_marker(task_id, record.priority, ident.due_ms(task_id), 0)
+            for task_id, record in self.ledgers.items()
+        )
 
     def check_waiting(self, *, due_before_ms: int) -> None:
         """Check that no task waits that has been due for so long."""

@@ -12,7 +12,10 @@ Example::
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import heapq
+import inspect
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
@@ -78,7 +81,7 @@ class ProcessLoop(asyncio.SelectorEventLoop):
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
         """Note the handler; `Process.signal` calls it."""
-        self.signal_handlers[sig] = callback
+        self.signal_handlers[sig] = functools.partial(callback, *args)
 
     def remove_signal_handler(self, sig: int) -> bool:
         """Forget the handler."""
@@ -198,8 +201,7 @@ class Process:
     def _end(self) -> None:
         self.is_over = True
         self.loop.set_exception_handler(lambda *_: None)
-        for task in asyncio.all_tasks(self.loop):
-            _close(task.get_coro())
+        _unwind(self.loop)
         self.loop.close()
         self.on_end()
 
@@ -210,11 +212,31 @@ class Process:
             self._end()
 
 
+def _unwind(loop: ProcessLoop) -> None:
+    """Close all coroutines of a loop that will never run again.
+
+    What their clean-up starts, or wants to wait for, is closed in its turn. It has no effect: no
+    request of a process that is over is sent. Without this the collector would do the same at
+    some other time, with a warning for each coroutine that waits in a `finally`.
+    """
+    asyncio._set_running_loop(loop)  # clean-up may ask for it
+    try:
+        while tasks := [task for task in asyncio.all_tasks(loop) if _is_open(task.get_coro())]:
+            for task in tasks:
+                _close(task.get_coro())
+    finally:
+        asyncio._set_running_loop(None)
+
+
 def _close(coroutine: Any) -> None:
-    """Unwind a coroutine that will never go on; whatever its clean-up wants to wait for is denied."""
-    for _ in range(20):
-        try:
-            coroutine.close()
-        except BaseException:
-            continue
-        return
+    """Close a coroutine from the inside out: one that waits again while it is closed stays open."""
+    while _is_open(coroutine):
+        innermost = coroutine
+        while _is_open(innermost.cr_await):
+            innermost = innermost.cr_await
+        with contextlib.suppress(BaseException):
+            innermost.close()
+
+
+def _is_open(awaited: object) -> bool:
+    return inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) != inspect.CORO_CLOSED

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import signal
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -25,18 +26,33 @@ from buquet.testing.clock import START
 from buquet.worker import WorkerRunOptions
 from simulation import actors
 from simulation.actors import KINDS, Spec, draw_spec, may_end
-from simulation.faults import Fault, Plan, weather_of
-from simulation.oracle import DIED, NOT_QUIET, Breach, Oracle
+from simulation.faults import WEEK_WEATHER, Plan, weather_of
+from simulation.oracle import NOT_QUIET, RUNAWAY, Breach, Oracle
 from simulation.process import Agenda, Process
 from simulation.wire import Network, Outage
 
+TASKS = 20
 LEAST_REQUESTS = 2000
+MOST_REQUESTS = 100_000
 LOOK_EVERY_S = 5.0
 WAIT_LIMIT_S = 15 * 60.0
 """Once the faults have stopped, no due task may wait longer."""
 
 REST_LIMIT_S = 60 * 60.0
 """So long after the faults all must be at rest."""
+
+OUTAGE = -1
+"""The outage's number among a seed's events."""
+
+WEEK_S = 8 * 24 * 3600.0
+"""How long all is dark in a seed that also removes old tasks."""
+
+DARKEN_WITHIN_S = 20.0
+LEFTOVERS = 6
+"""It gets dark when so many tasks have ended whose markers still stand, or so long after it should."""
+
+REMOVING_S = 2400.0
+"""How long such a seed goes on with its faults afterwards: removing takes more than 25 minutes."""
 
 CROWD_DUE_S = 25 * 60.0
 """When the tasks of a crowd become due, after the faults: later than any other may wait."""
@@ -48,6 +64,8 @@ class Sabotage:
 
     faults: frozenset[tuple[str, int]]
     events: frozenset[int]
+    stop_at_s: float
+    """The run ends here, if it has not failed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +85,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A place in the cast; whoever holds it is replaced when it crashes."""
+    """A place in the cast; whoever holds it is replaced when it crashes.
+
+    `known_as` is the worker's or monitor's id: two may share one.
+    """
 
     name: str
     main: str
+    known_as: str = ""
     shards: list[str] | None = None
     options: WorkerRunOptions = field(default_factory=WorkerRunOptions)
 
@@ -90,6 +112,8 @@ class Script:
     outages: list[Outage]
     events: list[Event]
     plan: Plan
+    dark_at_s: float | None
+    """When everything stops for eight days, in a seed that also removes old tasks."""
 
 
 @dataclass
@@ -118,12 +142,22 @@ def write_script(seed: int, sabotage: Sabotage | None = None) -> Script:
     themes, weather = weather_of(chance)
     until_s = chance.uniform(250, 600)
     is_crowded = chance.random() < 0.08
+    dark_at_s = until_s * 0.9 if not is_crowded and chance.random() < 0.1 else None
     shard_prefix_len = chance.choice((1, 1, 1, 2))
     events = _draw_events(chance, until_s, weather.longest_pause_s)
     outages = [_draw_outage(chance, until_s)]
     if sabotage is not None:
         events = [event for event in events if event.number in sabotage.events]
-        outages = outages if -1 in sabotage.events else []
+        outages = outages if OUTAGE in sabotage.events else []
+    roles = _draw_roles(chance, shard_prefix_len, poll_ms=5000 if is_crowded or dark_at_s else 2000)
+    specs = _draw_specs(chance, until_s, is_crowded=is_crowded)
+    if dark_at_s is not None:
+        themes, weather, shard_prefix_len = ["week"], WEEK_WEATHER, 1
+        specs += [
+            draw_spec(chance, "quick", after_s=dark_at_s - 1, before_s=dark_at_s + 3) for _ in range(16)
+        ]
+        until_s += WEEK_S + REMOVING_S
+        roles.append(Role("a", "archiver"))
     return Script(
         seed=seed,
         themes=[*themes, *(["crowd"] if is_crowded else [])],
@@ -131,11 +165,12 @@ def write_script(seed: int, sabotage: Sabotage | None = None) -> Script:
         shard_prefix_len=shard_prefix_len,
         resolution_ms=chance.choice((1, 1000)),
         max_keys=5 if is_crowded else chance.choice((20, 1000)),
-        roles=_draw_roles(chance, shard_prefix_len, poll_ms=5000 if is_crowded else 2000),
-        specs=_draw_specs(chance, until_s, is_crowded=is_crowded),
+        roles=roles,
+        specs=specs,
         outages=outages,
         events=events,
         plan=Plan(seed, weather, until_s, None if sabotage is None else sabotage.faults),
+        dark_at_s=dark_at_s,
     )
 
 
@@ -150,20 +185,20 @@ def _draw_roles(chance: random.Random, shard_prefix_len: int, *, poll_ms: int) -
         digits = None
         if number > 0 and chance.random() < 0.2:
             digits = sorted(chance.sample("0123456789abcdef", 8))
-        # Two workers may share a name.
-        name = "w1" if number == 3 else f"w{number + 1}"
-        roles.append(Role(name, "worker", digits, options))
-    return [*roles, Role("m1", "monitor"), Role("m2", "monitor"), Role("s", "submitter"), Role("x", "meddler")]
+        name = f"w{number + 1}"
+        roles.append(Role(name, "worker", "w1" if number == 3 else name, digits, options))
+    return [*roles, Role("m1", "monitor", "m1"), Role("m2", "monitor", "m2"), Role("s", "submitter"),
+            Role("x", "meddler"), Role("y", "meddler")]  # fmt: skip
 
 
 def _draw_specs(chance: random.Random, until_s: float, *, is_crowded: bool) -> list[Spec]:
     before_s = until_s * chance.choice((0.1, 0.6, 0.9))
-    kinds = [chance.choice(KINDS) for _ in range(20)]
+    kinds = [chance.choice(KINDS) for _ in range(TASKS)]
     if chance.random() < 0.3:
         kinds[0] = "killer"
-    specs = [draw_spec(chance, kind, before_s=before_s) for kind in kinds]
+    specs = [draw_spec(chance, kind, after_s=0, before_s=before_s) for kind in kinds]
     if is_crowded:
-        specs += [_late(draw_spec(chance, "quick", before_s=20), until_s) for _ in range(150)]
+        specs += [_late(draw_spec(chance, "quick", after_s=0, before_s=20), until_s) for _ in range(150)]
     return sorted(specs, key=lambda spec: spec.at_s)
 
 
@@ -194,8 +229,9 @@ def _draw_events(chance: random.Random, until_s: float, longest_pause_s: float) 
 class Run:
     """The world of one run."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, stop_at_s: float | None = None) -> None:
         self.script = script
+        self._stop_at_s = stop_at_s
         self.specs = script.specs
         self.until_s = script.until_s
         self.submitted = 0
@@ -215,8 +251,8 @@ class Run:
             max_keys=script.max_keys,
         )
         self.processes: dict[int, Process] = {}
-        self._chance = random.Random(f"run/{script.seed}")
-        self._runs = 0
+        self._lives: Counter[str] = Counter()
+        self._dark_until_s = 0.0
         self._bucket = bucket
 
     def go(self) -> Result:
@@ -232,9 +268,11 @@ class Run:
             self._begin(place, role)
         for event in self.script.events:
             self.agenda.at(event.at_s, lambda event=event: self._happen(event))
-        self.agenda.at(self.until_s, self._look)
-        self.agenda.run(until_s=self.until_s + REST_LIMIT_S)
-        if self.oracle.breach is None and not self.agenda.is_over:
+        if self.script.dark_at_s is not None:
+            self.agenda.at(self.script.dark_at_s, self._darken)
+        self.agenda.at(0, self._look)
+        self.agenda.run(until_s=self._stop_at_s or self.until_s + REST_LIMIT_S)
+        if self._stop_at_s is None and self.oracle.breach is None and not self.agenda.is_over:
             self.oracle.fail(NOT_QUIET, "at the end", ", ".join(self.oracle.unrest()[:5]))
         for process in self.processes.values():
             process.discard()
@@ -250,12 +288,15 @@ class Run:
 
     def _begin(self, place: int, role: Role) -> None:
         """Start a process in a role."""
-        self._runs += 1
-        name = f"{role.name}.{self._runs}"
-        skew_s = self._chance.choice((0, -3600, 0.5, 7200))
+        self._lives[role.name] += 1
+        name = f"{role.name}.{self._lives[role.name]}"
+        # From its name alone: what the others do must not change it, or no run could be shrunk.
+        chance = random.Random(f"{self.script.seed}/{name}")
+        skew_s = chance.choice((0, -3600, 0.5, 7200))
         process = Process(self.agenda, name, seed=f"{self.script.seed}/{name}", skew_s=skew_s)
-        process.date_error_ms = self._chance.choice((0, 0, 500, -500, 2000, -2000))
-        process.on_end = lambda: self._ended(place, role, process)
+        process.date_error_ms = chance.choice((0, 0, 500, -500, 2000, -2000))
+        pause_s = chance.uniform(0.1, 40)
+        process.on_end = lambda: self._ended(place, role, process, pause_s)
         process.after_turn = lambda: self.oracle.after_turn(process)
         self.processes[place] = process
         self.oracle.note(f"{name} starts")
@@ -264,24 +305,36 @@ class Run:
     def _main(self, process: Process, role: Role) -> Coroutine[Any, Any, None]:
         match role.main:
             case "worker":
-                shards = self._shards(role)
-                return actors.worker_main(process, self, role.name, shards, role.options)
+                return actors.worker_main(process, self, role.known_as, role.shards, role.options)
             case "monitor":
-                return actors.monitor_main(process, self, role.name)
+                return actors.monitor_main(process, self, role.known_as)
             case "submitter":
                 return actors.submitter_main(process, self)
+            case "archiver":
+                return actors.archiver_main(process, self)
             case _:
                 return actors.meddler_main(process, self)
 
-    def _shards(self, role: Role) -> list[str] | None:
-        """A worker that has crashed a lot leaves its share of the shards to all."""
-        return role.shards
+    def _darken(self) -> None:
+        """Let every process crash; those that follow begin eight days later.
 
-    def _ended(self, place: int, role: Role, process: Process) -> None:
+        At a bad moment: while markers of tasks that have ended wait to be deleted.
+        """
+        assert self.script.dark_at_s is not None
+        if self.oracle.leftovers() < LEFTOVERS and self.agenda.now < self.script.dark_at_s + DARKEN_WITHIN_S:
+            self.agenda.at(self.agenda.now + 0.1, self._darken)
+            return
+        self._dark_until_s = self.agenda.now + WEEK_S
+        for process in self.processes.values():
+            if not process.is_dying:
+                process.crash()
+
+    def _ended(self, place: int, role: Role, process: Process, pause_s: float) -> None:
         self.oracle.ended(process)
-        is_done = process.has_finished and role.main in {"submitter", "meddler"}
+        is_done = process.has_finished and role.main in {"submitter", "meddler", "archiver"}
         if not is_done and not self.agenda.is_over:
-            self.agenda.at(self.agenda.now + self._chance.uniform(0.1, 40), lambda: self._begin(place, role))
+            start_s = max(self.agenda.now, self._dark_until_s) + pause_s
+            self.agenda.at(start_s, lambda: self._begin(place, role))
 
     def _happen(self, event: Event) -> None:
         role = next(place for place, role in enumerate(self.script.roles) if role.name == event.role)
@@ -297,7 +350,9 @@ class Run:
     def _look(self) -> None:
         """See whether all is at rest; if not, whether anything waits for too long."""
         now = self.agenda.now
-        is_done = self.submitted == len(self.specs) and not self.network.late
+        if self.network.requests > MOST_REQUESTS:
+            self.oracle.fail(RUNAWAY, "the run", f"{self.network.requests} requests by {now:.0f} s")
+        is_done = now >= self.until_s and self.submitted == len(self.specs) and not self.network.late
         if is_done and self.network.requests >= LEAST_REQUESTS and not self.oracle.unrest():
             self.oracle.check_ends(lambda record: may_end(record.task_type, record))
             self.agenda.stop()
@@ -313,14 +368,6 @@ def run(seed: int, sabotage: Sabotage | None = None) -> Result:
     before = logger.disabled, logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        return Run(write_script(seed, sabotage)).go()
+        return Run(write_script(seed, sabotage), sabotage and sabotage.stop_at_s).go()
     finally:
         logger.disabled, logger.level = before
-
-
-def faults_of(result: Result) -> list[Fault]:
-    """The faults that a run met, in their order."""
-    return result.script.plan.happened
-
-
-__all__ = ["DIED", "Result", "Sabotage", "faults_of", "run", "write_script"]
