@@ -170,3 +170,60 @@ def test_plain(core: SimpleNamespace, benchmark: Run) -> None:
 def test_plain_reference(benchmark: Run) -> None:
     """The json module checks less, and has to write the text to find out."""
     assert benchmark(lambda: json.dumps(INPUT, allow_nan=False))
+
+
+# --- a record: decode, claim, encode -------------------------------------------------------
+
+
+def _claim_arguments() -> dict[str, object]:
+    return {
+        "at_ms": NOW_MS,
+        "lease_id": "l" * 32,
+        "nonce": "n" * 32,
+        "worker_id": "w",
+        "incarnation": "m" * 33,
+    }
+
+
+def _pending_body(core: SimpleNamespace) -> bytes:
+    record = core.record.Record(
+        rev=0,
+        nonce="0" * 32,
+        id=TASK_ID,
+        task_type="send_email",
+        status="pending",
+        priority=5,
+        created_at=TIME,
+        available_at=TIME,
+        updated_at=TIME,
+        timeout_seconds=300,
+        max_retries=3,
+        first_due=TIME,
+        log=[core.record.LogEntry(TIME, "pending", available_at=TIME)],
+        input=core.record.msgspec.Raw(json.dumps(INPUT).encode()),
+    )
+    return bytes(core.record.encode(record))
+
+
+@operation("decode, claim and encode a record with 1 KiB of input")
+def test_record(core: SimpleNamespace, benchmark: Run) -> None:
+    body, arguments = _pending_body(core), _claim_arguments()
+
+    def step() -> bytes:
+        return bytes(core.record.encode(core.record.claim(core.record.decode(body), **arguments)))
+
+    assert b'"running"' in benchmark(step)
+
+
+@operation("decode, claim and encode a record with 1 KiB of input")
+def test_record_reference(benchmark: Run) -> None:
+    """The same by the json module: the input is parsed and written again, and nothing is checked."""
+    body = _pending_body(plain_core.load(plain_core.PACKAGE))
+
+    def step() -> bytes:
+        record = json.loads(body)
+        record |= {"status": "running", "attempt": 1, "lease_id": "l" * 32, "nonce": "n" * 32, "rev": 1}
+        record["log"].append({"at": TIME, "status": "running", "attempt": 1, "lease_id": "l" * 32})
+        return json.dumps(record).encode()
+
+    assert b'"running"' in benchmark(step)

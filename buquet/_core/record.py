@@ -16,6 +16,8 @@ Example::
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from .rfc3339 import format_ms, parse_ms
@@ -139,29 +141,17 @@ def claim(
     record: Record, *, at_ms: int, lease_id: str, nonce: str, worker_id: str, incarnation: str
 ) -> Record:
     """Return the record running under a new lease: one more attempt, `available_at` kept."""
-    at = format_ms(at_ms)
-    attempt = record.attempt + 1
-    entry = LogEntry(
-        at=at,
-        status="running",
-        attempt=attempt,
-        retry_count=record.retry_count,
-        available_at=record.available_at,
-        worker_id=worker_id,
-        lease_id=lease_id,
-    )
-    return msgspec.structs.replace(
+    return _moved(
         record,
-        rev=record.rev + 1,
-        nonce=nonce,
-        status="running",
-        attempt=attempt,
-        updated_at=at,
+        at_ms,
+        nonce,
+        "running",
+        {"worker_id": worker_id, "lease_id": lease_id},
+        attempt=record.attempt + 1,
         worker_id=worker_id,
         incarnation=incarnation,
         lease_id=lease_id,
         lease_expires_at=format_ms(at_ms + int(record.timeout_seconds * 1000) + LEASE_GRACE_MS),
-        log=_appended(record.log, entry),
     )
 
 
@@ -176,34 +166,16 @@ def to_pending(
     traceback: str | None = None,
 ) -> Record:
     """Return a running record as pending again: a retry, a take-back or a release."""
-    at = format_ms(at_ms)
-    available_at = format_ms(available_ms)
-    retry_count = record.retry_count + 1 if counts_as_retry else record.retry_count
-    entry = LogEntry(
-        at=at,
-        status="pending",
-        attempt=record.attempt,
-        retry_count=retry_count,
-        available_at=available_at,
-        worker_id=record.worker_id,
-        lease_id=record.lease_id,
-        error=error,
-        traceback=_cut(traceback),
-    )
-    return msgspec.structs.replace(
+    return _moved(
         record,
-        rev=record.rev + 1,
-        nonce=nonce,
-        status="pending",
-        available_at=available_at,
-        updated_at=at,
-        retry_count=retry_count,
-        worker_id=None,
-        incarnation=None,
-        lease_id=None,
-        lease_expires_at=None,
+        at_ms,
+        nonce,
+        "pending",
+        _last_words(record, error, traceback),
+        available_at=format_ms(available_ms),
+        retry_count=record.retry_count + counts_as_retry,
         last_error=record.last_error if error is None else error,
-        log=_appended(record.log, entry),
+        **_NO_LEASE,
     )
 
 
@@ -218,47 +190,58 @@ def to_terminal(
     traceback: str | None = None,
 ) -> Record:
     """Return the record completed or failed: lease and owner cleared."""
-    at = format_ms(at_ms)
-    entry = LogEntry(
-        at=at,
-        status=status,
-        attempt=record.attempt,
-        retry_count=record.retry_count,
-        available_at=record.available_at,
-        worker_id=record.worker_id,
-        lease_id=record.lease_id,
-        error=error,
-        traceback=_cut(traceback),
-    )
-    return msgspec.structs.replace(
+    return _moved(
         record,
-        rev=record.rev + 1,
-        nonce=nonce,
-        status=status,
-        updated_at=at,
-        completed_at=at,
-        worker_id=None,
-        incarnation=None,
-        lease_id=None,
-        lease_expires_at=None,
-        last_error=record.last_error if error is None else error,
+        at_ms,
+        nonce,
+        status,
+        _last_words(record, error, traceback),
+        completed_at=format_ms(at_ms),
         output=NULL if output is None else msgspec.Raw(output),
-        log=_appended(record.log, entry),
+        last_error=record.last_error if error is None else error,
+        **_NO_LEASE,
     )
 
 
 def to_archived(record: Record, *, at_ms: int, nonce: str, requeued_as: str | None) -> Record:
     """Return a terminal record archived; it keeps its outcome."""
+    return _moved(record, at_ms, nonce, "archived", {}, requeued_as=requeued_as)
+
+
+_NO_LEASE = {"worker_id": None, "incarnation": None, "lease_id": None, "lease_expires_at": None}
+
+
+def _last_words(record: Record, error: str | None, traceback: str | None) -> dict[str, str | None]:
+    """What the log says of the attempt that ends."""
+    return {
+        "worker_id": record.worker_id,
+        "lease_id": record.lease_id,
+        "error": error,
+        "traceback": _cut(traceback),
+    }
+
+
+def _moved(
+    record: Record, at_ms: int, nonce: str, status: str, entry: dict[str, Any], **changes: Any
+) -> Record:
+    """Make one transition: `changes` to the record, and one more entry in its log."""
     at = format_ms(at_ms)
-    entry = LogEntry(at=at, status="archived", attempt=record.attempt, retry_count=record.retry_count)
+    logged = LogEntry(
+        at=at,
+        status=status,
+        attempt=changes.get("attempt", record.attempt),
+        retry_count=changes.get("retry_count", record.retry_count),
+        available_at=changes.get("available_at", record.available_at),
+        **entry,
+    )
     return msgspec.structs.replace(
         record,
         rev=record.rev + 1,
         nonce=nonce,
-        status="archived",
+        status=status,
         updated_at=at,
-        requeued_as=requeued_as,
-        log=_appended(record.log, entry),
+        log=_appended(record.log, logged),
+        **changes,
     )
 
 
