@@ -1,39 +1,88 @@
 """The command line: `buquet`.
 
-Commands are declared here and import what they need when they run, so that `--help` needs
-neither the HTTP client nor the credential chain.
+Verbs are declared in modules that import the rest of the package, aiohttp and rich only when they
+run: `--help` needs neither the HTTP client nor the credential chain.
 
 Example::
 
-    buquet --version
-    buquet demo --endpoint http://127.0.0.1:4566 --bucket buquet
+    buquet worker tasks:worker
+    buquet submit send_email '{"to": "user@example.com"}' --wait
 """
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 
 import click
 
 from buquet import __version__
+from buquet.cli import settings
+from buquet.cli.program import Program
+
+SECTIONS = {
+    "Submit and read": {
+        "submit": "submit:submit",
+        "get": "tasks:get",
+        "list": "tasks:list_tasks",
+        "history": "tasks:history",
+        "wait": "tasks:wait",
+        "tail": "tail:tail",
+    },
+    "Repair": {
+        "requeue": "failed:requeue",
+        "failed": "failed:failed",
+        "archive": "upkeep:archive",
+        "verify": "upkeep:verify",
+    },
+    "Run": {
+        "worker": "worker:worker",
+        "monitor": "upkeep:monitor",
+        "schedule": "schedule:schedule",
+    },
+    "Watch": {
+        "stats": "stats:stats",
+        "top": "top:top",
+        "workers": "stats:workers",
+    },
+    "Set up and try": {
+        "init": "upkeep:init",
+        "doctor": "doctor:doctor",
+        "dev": "dev:dev",
+        "demo": "demo_verb:demo",
+        "bench": "bench:bench",
+        "cost": "cost:cost",
+        "config": "config:config",
+        "completions": "config:completions",
+    },
+}
+
+EPILOG = """\
+Every flag can be set by a variable: BUQUET_SUBMIT_RETRIES is --retries of `submit`, and S3_ENDPOINT,
+S3_BUCKET, S3_REGION, AWS_PROFILE, BUQUET_DRIVER and BUQUET_PREFIX say where the queue is. Files do as
+well: buquet.toml, beaten by [tool.buquet] in pyproject.toml, by variables, and by flags. `buquet config`
+shows what holds."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Program,
+    sections=SECTIONS,
+    epilog=EPILOG,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "BUQUET",
+        "max_content_width": 100,
+        "show_default": True,
+    },
+)
 @click.version_option(__version__, prog_name="buquet")
-def main() -> None:
-    """Run a distributed task queue whose only backend is S3."""
-
-
-@main.command("demo")
-@click.option("--endpoint", help="A store to use instead of a temporary SQLite file.")
-@click.option("--bucket", help="An existing bucket there; the demo removes what it wrote.")
-@click.option("--tasks", default=1000, show_default=True, type=click.IntRange(min=1))
-@click.option("--timeout", "timeout_s", default=55.0, show_default=True, help="Give up after that, seconds.")
-def _demo(endpoint: str | None, bucket: str | None, tasks: int, timeout_s: float) -> None:
-    """Kill a worker amid its work and see that no task is lost.
-
-    Exits with 0 only if every task was completed.
-    """
-    from buquet.cli.demo import run  # noqa: PLC0415
-
-    sys.exit(run(endpoint, bucket, tasks=tasks, timeout_s=timeout_s))
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Run, watch and repair a task queue whose only backend is S3."""
+    verb = ctx.invoked_subcommand
+    command = None if verb is None else main.get_command(ctx, verb)
+    if verb is None or command is None:
+        return
+    files = settings.load(Path.cwd())
+    settings.check(files, command, verb)
+    ctx.obj = files
+    ctx.default_map = {verb: settings.defaults(files, command, verb)}

@@ -1,0 +1,46 @@
+"""`buquet doctor`: what may be wrong, each with its cure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from buquet.cli import output
+from buquet.cli.options import Where, connected, json_flag
+from buquet.cli.program import NEGATIVE, Verb
+
+if TYPE_CHECKING:
+    from buquet.cli.checkup import Line
+
+MARKS = {"ok": ("✓", "green"), "bad": ("✗", "bold red"), "advice": ("!", "yellow"), "skipped": ("-", "dim")}
+
+
+@click.command(cls=Verb, examples=["buquet doctor", "buquet doctor --endpoint local:queue.db --json"])
+@json_flag
+@connected
+def doctor(where: Where, *, as_json: bool) -> int:
+    """Check configuration, credentials, address, clock, bucket, permissions, store and queue.
+
+    It writes, and deletes again, a few objects under `probe/`. A line begins with ✓, with ✗ and then
+    says the cure, with ! for advice, or with - for what could not be looked at. Exits with 1 if there
+    is a ✗.
+    """
+    import asyncio
+
+    from buquet.cli.checkup import check_up
+
+    console = output.console()
+
+    def show(line: Line) -> None:
+        if as_json:
+            output.emit(line)
+            return
+        mark, style = MARKS[line.state]
+        cure = f": {line.cure}" if line.cure else ""
+        console.print(
+            output.styled(mark, style), f"{line.what:<14}", output.styled(line.found + cure, most=2000)
+        )
+
+    is_well = asyncio.run(check_up(where, show))
+    return 0 if is_well else NEGATIVE
