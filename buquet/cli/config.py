@@ -80,8 +80,9 @@ def _credentials(where: Where) -> tuple[Any, str]:
     ],
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_flag
 @click.pass_context
-def completions(ctx: click.Context, shell: str) -> None:
+def completions(ctx: click.Context, shell: str, *, as_json: bool) -> None:
     """Print the code that completes verbs and flags in a shell."""
     from click.shell_completion import get_completion_class
 
@@ -90,4 +91,8 @@ def completions(ctx: click.Context, shell: str) -> None:
     root = ctx.find_root().command
     # click asks bash for its version, and complains below 4.4: that is for the reader's shell to say.
     template = completing(root, {}, "buquet", "_BUQUET_COMPLETE")
-    click.echo(template.source_template % template.source_vars())
+    script = template.source_template % template.source_vars()
+    if as_json:
+        output.emit({"shell": shell, "script": script})
+    else:
+        click.echo(script)

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from buquet.cli import output
 from buquet.cli.demo_worker import TASK_TYPE
 from buquet.clock import SystemClock, token
 from buquet.connection import connect
@@ -56,7 +57,9 @@ LOOKS_IN_VAIN = 15
 STOP_TIMEOUT_S = 10
 
 
-def run(endpoint: str | None, bucket: str | None, *, tasks: int, timeout_s: float) -> int:
+def run(
+    endpoint: str | None, bucket: str | None, *, tasks: int, timeout_s: float, as_json: bool = False
+) -> int:
     """Run the demo and print its table.
 
     Parameters
@@ -67,19 +70,23 @@ def run(endpoint: str | None, bucket: str | None, *, tasks: int, timeout_s: floa
         How many tasks to submit.
     timeout_s:
         How long the workers may take, in seconds.
+    as_json:
+        Print the figures as one JSON object, and nothing else.
 
     Returns
     -------
     int
         The exit code: 0 if every task was completed, 1 if not, 130 after Ctrl-C.
     """
-    console = Console()
+    console = Console(quiet=as_json)
     try:
         result = asyncio.run(_in_a_folder(console, endpoint, bucket, tasks, timeout_s))
     except KeyboardInterrupt:
         return INTERRUPTED
     except (BuquetError, WorkerEnded) as error:
         return _failed(str(error))
+    if as_json:
+        output.emit(result)
     console.print(result.table())
     if result.completed < result.submitted:
         return _failed(f"{result.submitted - result.completed:,} tasks not completed in {timeout_s:g} s")

@@ -75,8 +75,7 @@ def test_each_verb_is_explained(path: list[str], command: click.Command) -> None
     assert command.help
     assert command.examples
     names = {param.name for param in command.params}
-    if path[0] not in {"demo", "completions"}:
-        assert "as_json" in names
+    assert "as_json" in names
     if path[0] not in {"demo", "completions", "cost", "dev"}:
         assert {"endpoint", "bucket", "region", "driver", "prefix", "profile"} <= names
     options = [param for param in command.params if isinstance(param, click.Option)]

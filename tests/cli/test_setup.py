@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import subprocess
@@ -116,7 +117,9 @@ def test_cost_adds_up(local: Cli) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completions(local: Cli, shell: str) -> None:
-    assert "_BUQUET_COMPLETE" in local("completions", shell).stdout
+    script = local("completions", shell).stdout
+    assert "_BUQUET_COMPLETE" in script
+    assert json.loads(local("completions", shell, "--json").stdout) == {"shell": shell, "script": script[:-1]}
     asked = {"_BUQUET_COMPLETE": "bash_complete", "COMP_WORDS": "buquet sch", "COMP_CWORD": "1"}
     assert local(env=asked).stdout == "plain,schedule\n"
     if shell == "bash":
