@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from buquet.connection import connect
     from buquet.errors import (
         BuquetError,
+        InvalidInput,
+        InvalidInputType,
         OutcomeUnknown,
         PermanentError,
         RetryableError,
@@ -54,6 +56,8 @@ _HOMES = {
     "Worker": "buquet.worker",
     "WorkerRunOptions": "buquet.worker",
     "BuquetError": "buquet.errors",
+    "InvalidInput": "buquet.errors",
+    "InvalidInputType": "buquet.errors",
     "OutcomeUnknown": "buquet.errors",
     "PermanentError": "buquet.errors",
     "RetryableError": "buquet.errors",
@@ -66,6 +70,8 @@ __all__ = [
     "BuquetError",
     "Fault",
     "Finding",
+    "InvalidInput",
+    "InvalidInputType",
     "Monitor",
     "OutcomeUnknown",
     "PermanentError",

@@ -112,9 +112,13 @@ class Settings:
         endpoint = endpoint or variables.first("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         kind, url, path = _locate(endpoint)
         given = _pair(access_key_id, secret_access_key, session_token, "access_key_id", "secret_access_key")
+        bucket = _bucket(bucket or variables.first("S3_BUCKET"), kind)
+        if url is not None and urlsplit(url).path.rstrip("/").rpartition("/")[2] == bucket:
+            # It would be a folder of that name in the bucket: a second queue, which nobody meant.
+            raise BadEndpoint(f"the endpoint {url!r} ends in the bucket's name: leave that out")
         return cls(
             kind=kind,
-            bucket=_bucket(bucket or variables.first("S3_BUCKET"), kind),
+            bucket=bucket,
             endpoint=url,
             path=path,
             region=region or variables.first("S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -199,7 +203,10 @@ def _bucket(bucket: str | None, kind: str) -> str:
     if bucket is None:
         if kind != "s3":
             return DEFAULT_LOCAL_BUCKET
-        raise NoBucket("no bucket is configured: pass bucket=... or set S3_BUCKET")
+        raise NoBucket(
+            "no bucket is configured: pass bucket=... or set S3_BUCKET (for a first try without a server, let"
+            " S3_ENDPOINT be local:queue.db)"
+        )
     if not _BUCKET.fullmatch(bucket):
         raise ConfigError(f"{bucket!r} is not a bucket's name: 3 to 255 letters, digits, '-', '.' and '_'")
     if bucket.endswith("--x-s3"):

@@ -59,6 +59,11 @@ class Connecting:
         self._wait_s = wait_s
         self._queue: Queue | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no {name!r} yet: write `queue = await connect(...)`, or `async with connect(...)`"
+        )
+
     def __await__(self) -> Generator[Any, None, Queue]:
         return self._open().__await__()
 

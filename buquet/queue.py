@@ -35,6 +35,7 @@ from buquet.protocol import schedule as scheduling
 from buquet.protocol.arguments import (
     check_integer,
     check_max_retries,
+    check_task_id,
     check_task_type,
     check_timeout_seconds,
 )
@@ -223,7 +224,7 @@ class Queue:
         PoisonRecord, NewerLayout
             Its record cannot be read.
         """
-        ident.parse(task_id)
+        check_task_id(task_id)
         record = await self.ledger.find(task_id)
         return None if record is None else task_of(record)
 
@@ -237,7 +238,7 @@ class Queue:
         ValueError
             The id is malformed.
         """
-        ident.parse(task_id)
+        check_task_id(task_id)
         record = await self.ledger.find(task_id)
         return [] if record is None else history_of(record)
 
@@ -273,7 +274,7 @@ class Queue:
         check_integer("limit", limit, least=0, most=1_000_000)
         wanted = None if status is None else TaskStatus(status)
         if after is not None:
-            ident.parse(after)
+            check_task_id(after)
         found: Tasks = []
         async for page in shard_pages(self.store, self.keys, shard, after=after or ""):
             for start in range(0, len(page), READS_AT_ONCE):
@@ -384,7 +385,7 @@ class Queue:
         ValueError
             The id is malformed, the task has not ended, or it is archived already.
         """
-        ident.parse(task_id)
+        check_task_id(task_id)
         return task_of(await deadletters.requeue(self.ledger, task_id))
 
     async def requeue_many(self, task_ids: Iterable[str]) -> AsyncIterator[tuple[str, Task | Exception]]:
@@ -418,7 +419,7 @@ class Queue:
         ValueError
             The id is malformed, or the task has not ended.
         """
-        ident.parse(task_id)
+        check_task_id(task_id)
         while True:
             loaded = await self.ledger.load(task_id)
             if loaded is None:

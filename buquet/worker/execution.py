@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from types import TracebackType
 from typing import Any
 
 from buquet._core.record import lease_ends_ms
@@ -118,7 +119,7 @@ class Execution:
 
     def _failure(self, error: BaseException, status: TaskStatus) -> Outcome:
         text = _text(error) if isinstance(error, HandlerExit) else f"{type(error).__name__}: {_text(error)}"
-        trace = "".join(traceback.format_exception(error))
+        trace = "".join(traceback.format_exception(type(error), error, _from_handler(error)))
         retry = status is TaskStatus.Pending
         delay_ms = retry_delay_ms(self.held.record, self._queue.clock.uniform()) if retry else 0
         return self._outcome(status, error=shortened(text), traceback=trace, delay_ms=delay_ms)
@@ -139,3 +140,11 @@ def _is_ours(error: BaseException) -> bool:
     """Whether a cancellation is meant for the worker's own coroutine, not raised by the handler."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _from_handler(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback without the frames of this package that lead to the handler."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("buquet."):
+        trace = trace.tb_next
+    return trace

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from buquet.errors import BuquetError
+from buquet.errors import BuquetError, PermanentError
 from buquet.worker.context import TaskContext
 
 
@@ -107,6 +107,14 @@ async def _guarded(call: Callable[[], Any]) -> Any:
         raise HandlerExit(f"{type(error).__name__}: {error}") from error
 
 
+def _not_awaitable(result: Any) -> Any:
+    """Refuse what a handler meant to await."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise PermanentError("the handler returned a coroutine: declare it with `async def`, or await it")
+    return result
+
+
 def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -123,7 +131,7 @@ def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
         result: Any = None
         error: BaseException | None = None
         try:
-            result = call()
+            result = _not_awaitable(call())
         except StopIteration as raised:  # no future can hold one, no coroutine can raise one
             error = RuntimeError("the handler raised StopIteration")
             error.__cause__ = raised

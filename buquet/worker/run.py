@@ -166,6 +166,12 @@ class Run:
         """Claim no more and let handlers finish. Called again: hand their tasks back at once."""
         if self._stopping.is_set():
             self._hurrying.set()
+        elif self._executions:
+            log.warning(
+                "stopping: %d tasks may go on for up to %g s; a second signal hands them back at once",
+                len(self._executions),
+                self._options.shutdown_timeout_s,
+            )
         self._stopping.set()
         self._pulse.abandon()
 

@@ -88,9 +88,14 @@ class Settler:
             log.info("task %s (%s) completed", record.id, record.task_type)
         elif record.status != TaskStatus.Pending:
             self._counters.failed += 1
-            log.warning("task %s (%s) failed: %s", record.id, record.task_type, record.last_error)
+            log.warning("task %s (%s) failed: %s", record.id, record.task_type, _told(record, outcome))
         elif outcome.counts_as_retry:
             self._counters.retried += 1
-            log.info("task %s (%s) will be retried: %s", record.id, record.task_type, record.last_error)
+            log.info("task %s (%s) will be retried: %s", record.id, record.task_type, _told(record, outcome))
         else:
             self._counters.released += 1
+
+
+def _told(record: Record, outcome: Outcome) -> str:
+    """The error for the log: with its traceback where the handler raised it."""
+    return f"{record.last_error}" + (f"\n{outcome.traceback.rstrip()}" if outcome.traceback else "")

@@ -130,6 +130,8 @@ class Worker:
         ------
         ValueError
             No queue, no handler, or no such shard.
+        TypeError
+            The options are no `WorkerRunOptions`.
         RuntimeError
             The worker is running already.
         ForeignKey
@@ -144,6 +146,8 @@ class Worker:
             raise ValueError('no handler is registered: decorate one with @worker.task("the_type")')
         if self._run is not None:
             raise RuntimeError("this worker is running already")
+        if options is not None and not isinstance(options, WorkerRunOptions):
+            raise TypeError(f"options must be WorkerRunOptions(...), not {type(options).__name__}")
         every = queue.keys.shards()
         shards = every if self.shards is None else expand_shards(self.shards, queue.keys)
         run = Run(

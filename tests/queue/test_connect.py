@@ -408,3 +408,8 @@ def test_it_makes_no_noise_at_exit(
 
 async def _nothing(_input: object) -> None:
     pass
+
+
+def test_a_connection_that_was_not_awaited_says_so() -> None:
+    with pytest.raises(AttributeError, match=r"await connect"):
+        connect("memory:").submit  # type: ignore[attr-defined]  # noqa: B018

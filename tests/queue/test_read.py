@@ -271,3 +271,12 @@ async def test_two_shards_of_another_layout_are_an_error(world: World) -> None:
     worker.task("mail")(print)
     with pytest.raises(ForeignKey, match="a shard of 2 digits, this queue has 1"):
         await worker.run(BURST)
+
+
+@virtual
+async def test_a_task_instead_of_its_id_is_named(world: World) -> None:
+    queue = world.queue()
+    task = await queue.submit("do", None)
+    for call in (queue.get, queue.get_history, queue.wait, queue.requeue, queue.archive):
+        with pytest.raises(TypeError, match=r"`task\.id`, not Task"):
+            await call(task)  # type: ignore[arg-type]

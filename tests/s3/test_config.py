@@ -140,3 +140,11 @@ def test_no_secret_in_a_repr():
     settings = resolve(access_key_id="AKIDKEY", secret_access_key="hunter2", session_token="sesame")
     for hidden in ("AKIDKEY", "hunter2", "sesame"):
         assert hidden not in repr(settings)
+
+
+@pytest.mark.parametrize("endpoint", ["http://host/jobs", "http://host:9000/jobs/", "https://host/a/jobs"])
+def test_an_endpoint_that_ends_in_the_bucket(endpoint):
+    """It would be a folder of that name in the bucket: a second queue beside the one that was meant."""
+    with pytest.raises(BadEndpoint, match="ends in the bucket's name"):
+        Settings.resolve(endpoint, "jobs", env={})
+    assert Settings.resolve("http://host/jobs", "other", env={}).endpoint == "http://host/jobs"

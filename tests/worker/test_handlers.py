@@ -457,3 +457,33 @@ async def test_a_thread_that_never_ends_is_never_joined(queue: Queue) -> None:
 def test_errors_of_the_package_have_one_root() -> None:
     assert issubclass(RetryableError, BuquetError)
     assert issubclass(PermanentError, BuquetError)
+
+
+async def test_a_plain_handler_that_returns_a_coroutine_is_told_so(queue: Queue) -> None:
+    async def work(_input: object) -> None: ...
+
+    task = await run(queue, lambda value: work(value))  # noqa: PLW0108 - no coroutine function itself
+    assert task.status is TaskStatus.Failed
+    assert "declare it with `async def`" in (task.last_error or "")
+
+
+async def test_the_log_has_the_handlers_traceback_and_no_frame_of_ours(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash(_input: object) -> None:
+        raise KeyError("missing")
+
+    with caplog.at_level(logging.WARNING, "buquet"):
+        await run(queue, crash, max_retries=0)
+    (failed,) = [
+        record.getMessage() for record in caplog.records if "failed: KeyError" in record.getMessage()
+    ]
+    assert 'raise KeyError("missing")' in failed
+    assert "buquet/worker" not in failed
+
+
+async def test_options_of_another_type_are_refused(queue: Queue) -> None:
+    worker = Worker(queue)
+    worker.task("do")(lambda _input: None)
+    with pytest.raises(TypeError, match="WorkerRunOptions"):
+        await worker.run({"burst": True})  # type: ignore[arg-type]
