@@ -192,7 +192,7 @@ def judge(
         return Deletable()
     if (marker.due_ms, marker.attempt) != (parse_ms(record.available_at), record.attempt):
         # A marker of a later attempt than the ledger's may be somebody's next write.
-        return Deletable() if marker.attempt <= record.attempt else Leave()
+        return Deletable() if marker.attempt <= record.attempt else Leave(until_ms=now_ms)
     if record.cancel_requested_at is not None:
         return Cancelled()
     return Claimable() if record.task_type in handles else Leave()

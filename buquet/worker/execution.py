@@ -9,18 +9,21 @@ Example::
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from types import TracebackType
 from typing import Any
 
 from buquet._core.record import lease_ends_ms
-from buquet.errors import InvalidInput, InvalidInputType, PermanentError, PoisonRecord
+from buquet.errors import PermanentError, PoisonRecord
 from buquet.ledger import Claim
 from buquet.protocol.task import Task, TaskStatus, task_of
 from buquet.protocol.transitions import Outcome, next_moment_ms, retry_delay_ms, shortened
 from buquet.queue import Queue
 from buquet.worker.context import TaskContext
-from buquet.worker.handlers import Handler, HandlerExit
+from buquet.worker.handlers import Handler, HandlerExit, described
+
+log = logging.getLogger("buquet.worker")
 
 CANCEL_PATIENCE_S = 5.0
 """How long a cancelled handler may clean up before its attempt ends without it."""
@@ -63,6 +66,16 @@ class Execution:
     async def run(self) -> Outcome:
         """Run the handler to its end, its time-out or its release."""
         try:
+            return await self._run()
+        except Exception as error:
+            # Ours, not the handler's; but a claim that is never settled would be held for ever.
+            log.exception("task %s could not be run", self.held.record.id)
+            return self._outcome(
+                TaskStatus.Failed, error=shortened(f"it could not be run: {described(error)}")
+            )
+
+    async def _run(self) -> Outcome:
+        try:
             task = task_of(self.held.record)
         except PoisonRecord as error:
             return self._failure(error, TaskStatus.Failed)
@@ -77,10 +90,11 @@ class Execution:
                 raise
             return self._failure(error, TaskStatus.Pending)
         try:
-            return self._outcome(TaskStatus.Completed, output=self._queue.to_json(result, "output"))
-        except (InvalidInput, InvalidInputType) as error:
+            output = self._queue.to_json(result, "output")
+        except Exception as error:  # noqa: BLE001 - an odd object may raise anything when it is looked at
             # What it returned once it would return again: no retry mends that.
             return self._failure(error, TaskStatus.Failed)
+        return self._outcome(TaskStatus.Completed, output=output)
 
     def released(self) -> Outcome:
         """The outcome of an attempt that is handed back: pending at once, no retry spent."""
@@ -118,8 +132,10 @@ class Execution:
             self.leftover = call
 
     def _failure(self, error: BaseException, status: TaskStatus) -> Outcome:
-        text = _text(error) if isinstance(error, HandlerExit) else f"{type(error).__name__}: {_text(error)}"
-        trace = "".join(traceback.format_exception(type(error), error, _from_handler(error)))
+        text = described(error)
+        if isinstance(error, HandlerExit):
+            text = text.partition(": ")[2]
+        trace = _traceback(error)
         retry = status is TaskStatus.Pending
         delay_ms = retry_delay_ms(self.held.record, self._queue.clock.uniform()) if retry else 0
         return self._outcome(status, error=shortened(text), traceback=trace, delay_ms=delay_ms)
@@ -129,11 +145,11 @@ class Execution:
         return Outcome(status, self._queue.ledger.mint_nonce(), at_ms, **details)
 
 
-def _text(error: BaseException) -> str:
+def _traceback(error: BaseException) -> str | None:
     try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - it is the handler's own error that cannot be printed
-        return "its text cannot be printed"
+        return "".join(traceback.format_exception(type(error), error, _from_handler(error)))
+    except Exception:  # noqa: BLE001 - it prints the error, which may raise anything
+        return None
 
 
 def _is_ours(error: BaseException) -> bool:

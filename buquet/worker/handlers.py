@@ -103,8 +103,22 @@ async def _guarded(call: Callable[[], Any]) -> Any:
     # An exit that leaves a coroutine would stop the whole event loop.
     try:
         return await call()
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        raise HandlerExit(f"{type(error).__name__}: {error}") from error
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise HandlerExit(described(error)) from error
+
+
+def described(error: BaseException) -> str:
+    """Return an error as `Type: text`, whatever its own methods do."""
+    try:
+        name = type(error).__name__
+    except BaseException:  # noqa: BLE001 - it is the handler's own error that cannot be printed
+        name = "Error"
+    try:
+        return f"{name}: {error}"
+    except BaseException:  # noqa: BLE001
+        return f"{name}: its text cannot be printed"
 
 
 def _not_awaitable(result: Any) -> Any:
@@ -138,7 +152,7 @@ def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is the attempt's outcome
             error = raised
         except BaseException as raised:  # noqa: BLE001
-            error = HandlerExit(f"{type(raised).__name__}: {raised}")
+            error = HandlerExit(described(raised))
             error.__cause__ = raised
         try:
             loop.call_soon_threadsafe(report, result, error)

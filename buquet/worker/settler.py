@@ -8,13 +8,14 @@ Example::
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from buquet._core.record import Record
 from buquet.deletions import Deletions
 from buquet.errors import NewerLayout, OutcomeUnknown, PoisonRecord, StoreError, Unavailable
 from buquet.ledger import Claim, Ledger
 from buquet.protocol.task import TaskStatus
-from buquet.protocol.transitions import Outcome
+from buquet.protocol.transitions import Outcome, shortened, void_at_ms
 from buquet.worker.counters import Counters
 from buquet.worker.outage import Outage
 
@@ -22,6 +23,10 @@ log = logging.getLogger("buquet.worker")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
+
+
+REFUSES_BODY = frozenset({400, 413})
+"""Answers of a store, or of a proxy before it, to which a record is too large or otherwise unfit."""
 
 
 class Settler:
@@ -65,6 +70,18 @@ class Settler:
             except (Unavailable, OutcomeUnknown) as error:
                 self._outage.note(error)
             except StoreError as error:
+                if outcome.output is not None and error.status in REFUSES_BODY:
+                    outcome = replace(
+                        outcome,
+                        status=TaskStatus.Failed,
+                        output=None,
+                        error=shortened(f"the store refused the output: {error}"),
+                    )
+                    continue
+                if await self._is_lost(held):
+                    held.owner.leave(held.lease_id)
+                    self._note(held, outcome, None)
+                    return
                 level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
                 log.log(level, "task %s: outcome not yet written: %s", held.record.id, error)
             else:
@@ -74,6 +91,16 @@ class Settler:
                 return
             await self._ledger.clock.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _is_lost(self, held: Claim) -> bool:
+        """Whether the lease is over and the task has gone on without us."""
+        if self._ledger.store.time.lower_ms() <= void_at_ms(held.record):
+            return False
+        try:
+            loaded = await self._ledger.load(held.record.id)
+        except (StoreError, PoisonRecord, NewerLayout):
+            return False
+        return loaded is None or loaded.record.lease_id != held.lease_id
 
     def _note(self, held: Claim, outcome: Outcome, record: Record | None) -> None:
         if record is None:

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from buquet.protocol.arguments import check_task_type
 from buquet.protocol.keys import expand_shards
 from buquet.queue import Queue
 from buquet.signals import on_stop_signal
@@ -97,12 +98,13 @@ class Worker:
         Raises
         ------
         ValueError
-            The type already has a handler.
+            The type already has a handler, or is none that `submit` takes.
         TypeError
             The callable takes other arguments, or the decorator was used without a type.
         """
         if not isinstance(task_type, str):
             raise TypeError('write @worker.task("the_type"), with the task type in parentheses')
+        check_task_type(task_type)
 
         def register(function: F) -> F:
             if task_type in self._handlers:
@@ -157,7 +159,7 @@ class Worker:
         if len(shards) < len(every):
             log.warning("worker %s covers %d of %d shards", self.worker_id, len(shards), len(every))
         self._run = run
-        self._ended.clear()
+        self._ended = asyncio.Event()  # anew: a module's worker may run in one loop after another
         try:
             with on_stop_signal(run.stop):
                 await run.go()

@@ -117,7 +117,7 @@ TABLE = [
     (OLDER, pending(), Deletable()),
     (CLAIMED_BY, waiting, Deletable()),
     (COMING, waiting, Claimable()),
-    (COMING, pending(), Leave()),
+    (COMING, pending(), Leave(until_ms=NOW)),
     (Marker("0", 5, NOW, TASK_ID, 1), waiting, Deletable()),
     *((marker, running(), Leave(until_ms=LEASE_END + 5_000)) for marker in (CLAIMED_BY, OLDER)),
     *(

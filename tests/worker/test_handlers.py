@@ -23,8 +23,12 @@ from buquet import (
     Worker,
     WorkerRunOptions,
 )
+from buquet.clock import SystemClock
 from buquet.errors import BuquetError, PoisonRecord
+from buquet.protocol.keys import Keys
 from buquet.queue import Queue
+from buquet.store.memory import MemoryStore
+from buquet.store.retry import Retrying
 
 BURST = WorkerRunOptions(burst=True, with_monitor=False)
 AT_ONCE = RetryPolicy(initial_interval_ms=0)
@@ -487,3 +491,74 @@ async def test_options_of_another_type_are_refused(queue: Queue) -> None:
     worker.task("do")(lambda _input: None)
     with pytest.raises(TypeError, match="WorkerRunOptions"):
         await worker.run({"burst": True})  # type: ignore[arg-type]
+
+
+class OddExit(BaseException):
+    """No Exception, so no `except Exception` catches it."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise OddExit
+
+
+class OddDict(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no items today")
+
+
+async def raises(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda _input: raises(OddExit("out")),
+        lambda _input: raises(BaseExceptionGroup("both", [KeyboardInterrupt()])),
+        lambda _input: raises(Unspeakable()),
+    ],
+)
+async def test_whatever_a_handler_raises_ends_its_attempt(queue: Queue, work: Callable[..., Any]) -> None:
+    async def handle(value: object) -> Any:
+        return await work(value)
+
+    task = await run(queue, handle, max_retries=0)
+    assert task.status is TaskStatus.Failed
+    assert task.last_error is not None
+    assert "WorkerLost" not in task.last_error
+    assert (await queue.store.list("workers/")).entries == ()  # nothing is left in flight
+
+
+async def test_a_result_that_raises_when_it_is_looked_at_fails_for_good(queue: Queue) -> None:
+    runs = []
+
+    async def handle(_input: object) -> Any:
+        runs.append(1)
+        return OddDict(a=1)
+
+    task = await run(queue, handle, max_retries=3)
+    assert (task.status, len(runs)) == (TaskStatus.Failed, 1)
+    assert "no items today" in (task.last_error or "")
+
+
+@pytest.mark.parametrize("task_type", ["", " ", "a\nb", "x" * 201])
+def test_a_type_that_nobody_can_submit_has_no_handler(task_type: str) -> None:
+    with pytest.raises(ValueError, match="task_type"):
+        Worker().task(task_type)
+
+
+def test_a_worker_runs_in_one_loop_after_another() -> None:
+    worker = Worker()
+    worker.task("do")(lambda _input: None)
+
+    async def run_and_stop() -> None:
+        clock = SystemClock()
+        queue = Queue(Retrying(MemoryStore(clock), clock), Keys())
+        running = asyncio.create_task(worker.run(WorkerRunOptions(with_monitor=False), queue=queue))
+        await asyncio.sleep(0.05)
+        await worker.stop()
+        await running
+
+    asyncio.run(run_and_stop())
+    asyncio.run(run_and_stop())
