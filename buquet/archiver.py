@@ -16,7 +16,7 @@ import logging
 from buquet._core.record import with_deletion_mark
 from buquet._core.rfc3339 import parse_ms
 from buquet.deadletters import archive
-from buquet.errors import NewerLayout
+from buquet.errors import NewerLayout, StoreError, Unavailable
 from buquet.ledger import Ledger, Loaded
 from buquet.listing import shard_pages
 from buquet.protocol.task import TERMINAL, TaskStatus
@@ -69,8 +69,10 @@ class Archiver:
 
         Raises
         ------
-        StoreError
+        Unavailable
             The store did not answer.
+        StoreError
+            It refused a listing; a record that it refuses is left alone, with a warning.
         """
         acted = 0
         for shard in self._ledger.keys.shards():
@@ -90,6 +92,11 @@ class Archiver:
         except (ValueError, NewerLayout, FenceExpired) as error:
             # A ValueError: it cannot be read, or its id does not tell its first marker.
             log.debug("task %s left alone: %s", task_id, error)
+            return False
+        except Unavailable:
+            raise
+        except StoreError as error:
+            log.warning("task %s left alone: %s", task_id, error)
             return False
 
     def _is_old(self, loaded: Loaded) -> bool:

@@ -32,6 +32,8 @@ _LOCAL = "local:"
 _MEMORY = "memory:"
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_FOLDERS = {"ready", "tasks", "workers", "failed", "poison", "probe", "schedules", "schedule-runs"}
+"""What a queue keeps under its prefix; another queue's objects in there would be in its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +236,14 @@ def _prefix(prefix: str) -> str:
         return ""
     # Only what no store spells another way in a URL: LocalStack 4.13 compares a `start-after` in
     # its quoted form, and a listing of such a prefix would never end.
-    if any(not _SEGMENT.fullmatch(segment) or segment in (".", "..") for segment in path.split("/")):
+    segments = path.split("/")
+    if any(not _SEGMENT.fullmatch(segment) or segment in (".", "..") for segment in segments):
         raise ConfigError(
             f"the prefix {prefix!r} may have letters, digits, '-', '.' and '_', in segments parted by '/'"
+        )
+    if taken := _FOLDERS.intersection((segments[0], segments[-1])):
+        raise ConfigError(
+            f"the prefix {prefix!r} must not begin or end with {taken.pop()!r}: every queue has a folder of"
+            " that name, and this queue could lie in another one's"
         )
     return f"{path}/"

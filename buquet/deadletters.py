@@ -64,7 +64,7 @@ async def requeue(ledger: Ledger, task_id: str) -> Record:
     Raises
     ------
     LookupError
-        There is no such task, or it was never claimed.
+        There is no such task, it was never claimed, or the new one has been removed.
     ValueError
         The task has not ended, or was archived without having been requeued.
     """
@@ -87,6 +87,8 @@ async def requeue(ledger: Ledger, task_id: str) -> Record:
             if not await archive(ledger, loaded, requeued_as=fresh.id):
                 continue
         stands = await ledger.find(fresh.id)
+        if stands is None and record.requeued_as is not None:
+            raise LookupError(f"task {task_id} was requeued as {fresh.id}, which has been removed")
         return fresh if stands is None else stands
 
 

@@ -47,7 +47,7 @@ async def shard_pages(store: Store, keys: Keys, shard: str, *, after: str) -> As
         unclaimed, end = await _unclaimed(store, keys, shard, after)
         page = await store.list(tasks, after=tasks + after)
         if page.truncated:
-            end = min(end, page.entries[-1].key.removeprefix(tasks).removesuffix(".json"))
+            end = min(end, page.entries[-1].key.removeprefix(tasks))
         claimed = readable(page, keys.parse_ledger)
         yield sorted(task_id for task_id in {*unclaimed, *claimed} if after < task_id <= end)
         if end == AFTER_ALL:
@@ -62,14 +62,19 @@ async def _unclaimed(store: Store, keys: Keys, shard: str, after: str) -> tuple[
     async def one(priority: int) -> tuple[list[str], str]:
         prefix = f"{keys.ready}{shard}/{priority}/"
         # A first marker sorts like its id, because both begin with the time it is due.
-        page = await store.list(prefix, after=f"{prefix}{due}-{after}" if after else "")
-        markers = readable(page, keys.parse_marker)
-        ids = [marker.task_id for marker in markers if marker.attempt == 0]
-        if not page.truncated:
-            return ids, AFTER_ALL
-        last_due = page.entries[-1].key.removeprefix(prefix)[:12]
-        seen = f"{last_due[:8]}-{last_due[8:]}"
-        return ids, max(seen, after, *ids[-1:])
+        last = f"{prefix}{due}-{after}" if after else ""
+        ids: list[str] = []
+        end = after
+        while end <= after:  # one page, unless it is full of foreign keys of one time
+            page = await store.list(prefix, after=last)
+            markers = readable(page, keys.parse_marker)
+            ids += [marker.task_id for marker in markers if marker.attempt == 0]
+            if not page.truncated:
+                return ids, AFTER_ALL
+            last = page.entries[-1].key
+            last_due = last.removeprefix(prefix)[:12]
+            end = max(f"{last_due[:8]}-{last_due[8:]}", after, *ids[-1:])
+        return ids, end
 
     found = await asyncio.gather(*map(one, range(LOWEST_PRIORITY + 1)))
     return [task_id for ids, _ in found for task_id in ids], min(end for _, end in found)

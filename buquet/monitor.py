@@ -24,6 +24,8 @@ from buquet.watch import Watch
 
 log = logging.getLogger("buquet.monitor")
 
+MAX_ID_CHARS = 200
+
 
 class Monitor:
     """Recovers the tasks of dead workers; any number may run.
@@ -33,12 +35,17 @@ class Monitor:
     queue:
         The queue.
     monitor_id:
-        A name for people to read; by default made of host and process id.
+        A name for people to read, 1 to 200 printable characters; by default made of host and process id.
+
+    Raises
+    ------
+    ValueError, TypeError
+        The name is empty, too long or not printable, or no string.
     """
 
     def __init__(self, queue: Queue, monitor_id: str | None = None) -> None:
         self._queue = queue
-        self._id = monitor_id or f"monitor-{socket.gethostname()}-{os.getpid()}"
+        self._id = _default_id() if monitor_id is None else _checked_id(monitor_id)
         self._stopping = asyncio.Event()
         self._pulse: Pulse | None = None
 
@@ -56,7 +63,11 @@ class Monitor:
         ------
         StoreError
             The store refuses this monitor.
+        ValueError, TypeError
+            A number of seconds is out of range or no number.
         """
+        _check_seconds("check_interval_s", check_interval_s)
+        _check_seconds("session_ttl_s", session_ttl_s)
         profile = Profile(
             worker_id=self._id, role=MONITOR, interval_s=session_ttl_s / 3, lifetime_s=session_ttl_s
         )
@@ -102,3 +113,22 @@ class Monitor:
                     log.warning("sessions are checked again")
                 is_away = False
             await self._queue.clock.sleep(watch.next_check_s(check_interval_s))
+
+
+def _default_id() -> str:
+    return f"monitor-{socket.gethostname()}-{os.getpid()}"
+
+
+def _checked_id(monitor_id: str) -> str:
+    if not isinstance(monitor_id, str):
+        raise TypeError(f"monitor_id must be a string, not {type(monitor_id).__name__}")
+    if not monitor_id.strip() or not monitor_id.isprintable() or len(monitor_id) > MAX_ID_CHARS:
+        raise ValueError(f"monitor_id must be 1 to {MAX_ID_CHARS} printable characters")
+    return monitor_id
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if not 0.001 <= value <= 1e9:
+        raise ValueError(f"{name} must be between 0.001 and 1e9, not {value}")

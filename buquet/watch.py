@@ -11,8 +11,11 @@ Example::
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buquet._core.rfc3339 import parse_ms
@@ -34,7 +37,7 @@ from buquet.protocol.session import (
 )
 from buquet.protocol.task import TaskStatus
 from buquet.protocol.transitions import LEASE_SLACK_MS, void_at_ms
-from buquet.store.interface import Blob, IfMatches, Undecided
+from buquet.store.interface import Blob, FenceExpired, IfMatches, Undecided
 from buquet.store.interface import Entry as Listed
 from buquet.store.retry import Retrying
 
@@ -51,6 +54,9 @@ TURN_OF_OTHERS = 4
 
 SOONEST_S = 1.0
 """Checks are at least this far apart."""
+
+SETTLED_AT_ONCE = 16
+"""How many entries of a dead session's journal are settled at the same time."""
 
 SWEEP_AFTER_MS = 60_000
 SWEEP_READS = 50
@@ -111,6 +117,8 @@ class Watch:
         self._deletions = Deletions(store)
         self._sweep_after = ""
         self._checks = 0
+        self._refusals: list[StoreError | FenceExpired] = []
+        """What single objects met during this check."""
         self._listed_at = -math.inf
 
     async def check(self, own_id: str) -> None:
@@ -123,18 +131,27 @@ class Watch:
 
         Raises
         ------
-        StoreError
-            The store did not answer; then nothing that was seen before counts for a burial.
+        Unavailable
+            The store did not answer. If that was the list of the sessions, nothing that was seen before
+            counts for a burial.
+        StoreError, FenceExpired
+            The first that a single object met, after all the others had their turn.
         """
         asked_at = self._clock.monotonic()
         seen = await self._list()
         is_turn = self._is_turn(seen, own_id)
         self._checks += 1
-        if is_turn:
-            for session in seen:
+        if not is_turn:
+            return
+        self._refusals.clear()
+        for session in seen:
+            with self._going_on():
                 await self._look_at(session, asked_at)
+        with self._going_on():
             await self._sweep()
-            await self._deletions.flush()
+        await self._deletions.flush()
+        if self._refusals:
+            raise self._refusals[0]
 
     async def count(self) -> None:
         """Count the live sessions, and do nothing about the others.
@@ -150,6 +167,16 @@ class Watch:
         """How long until the next check: the interval, or less if a session may turn out dead."""
         due = min((self._buriable_at(sighting) for sighting in self._sightings.values()), default=math.inf)
         return min(interval_s, max(due - self._clock.monotonic(), SOONEST_S))
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Let the check outlast what one object meets; a store that is away ends it at once."""
+        try:
+            yield
+        except Unavailable:
+            raise
+        except (StoreError, FenceExpired) as error:
+            self._refusals.append(error)
 
     # --- the sessions ----------------------------------------------------------------------
 
@@ -282,16 +309,27 @@ class Watch:
 
     async def _recover(self, key: str, tombstone: Session, read_at: float) -> None:
         """Take back what a dead session held; delete the tombstone when nothing is left."""
-        settled = [await self._settle(entry, dead=True) for entry in tombstone.journal]
-        if all(settled):
+        if await self._settle_all(tombstone.journal, dead=True):
             await self._store.delete(key, read_at=read_at)
             self._sightings.pop(key, None)
 
     async def _take_back_expired(self, found: Session) -> None:
-        now_ms = self._store.time.lower_ms()
-        for entry in found.journal:
-            if now_ms > parse_ms(entry.lease_expires_at) + LEASE_SLACK_MS:
-                await self._settle(entry, dead=False)
+        void_ms = self._store.time.lower_ms() - LEASE_SLACK_MS
+        expired = [entry for entry in found.journal if void_ms > parse_ms(entry.lease_expires_at)]
+        await self._settle_all(expired, dead=False)
+
+    async def _settle_all(self, journal: list[Entry], *, dead: bool) -> bool:
+        """Settle entries, some at a time; return whether all are settled."""
+        are_settled = True
+        for start in range(0, len(journal), SETTLED_AT_ONCE):
+            settling = (self._settle(entry, dead=dead) for entry in journal[start : start + SETTLED_AT_ONCE])
+            # Collected, so that none goes on by itself after another one has failed.
+            for outcome in await asyncio.gather(*settling, return_exceptions=True):
+                are_settled &= outcome is True
+                if isinstance(outcome, BaseException):
+                    with self._going_on():
+                        raise outcome
+        return are_settled
 
     async def _settle(self, entry: Entry, *, dead: bool) -> bool:
         """Take a task back while it runs under this lease; return whether it no longer does.
@@ -322,19 +360,25 @@ class Watch:
         page = await self._store.list(self._ledger.keys.ready, after=self._sweep_after)
         judged = 0
         for entry in page.entries:
-            try:
-                marker = self._ledger.keys.parse_marker(entry.key)
-            except PoisonRecord as error:
-                log.debug("%s", error)
-                continue
-            if marker.due_ms < horizon_ms:
-                if judged == SWEEP_READS:
-                    return
-                judged += 1
-                await self._judge(marker, entry)
+            marker = self._old_marker(entry.key, horizon_ms)
+            if marker is not None and judged == SWEEP_READS:
+                return
+            # Whatever comes of it: the next sweep must not begin with the same one.
             self._sweep_after = entry.key
+            if marker is not None:
+                judged += 1
+                with self._going_on():
+                    await self._judge(marker, entry)
         if not page.truncated:
             self._sweep_after = ""
+
+    def _old_marker(self, key: str, horizon_ms: float) -> Marker | None:
+        try:
+            marker = self._ledger.keys.parse_marker(key)
+        except PoisonRecord as error:
+            log.debug("%s", error)
+            return None
+        return marker if marker.due_ms < horizon_ms else None
 
     async def _judge(self, marker: Marker, entry: Listed) -> None:
         try:

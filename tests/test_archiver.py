@@ -20,10 +20,11 @@ from buquet.archiver import (
     MARKER_BODY_LIVES_S,
     Archiver,
 )
+from buquet.errors import AccessDenied, Unavailable
 from buquet.ledger import Look
 from buquet.queue import Queue
 from buquet.store.interface import Always, FenceExpired
-from buquet.testing.faulty import Fault, LostReply
+from buquet.testing.faulty import Fault, Lost, LostReply, Refused
 
 BURST = WorkerRunOptions(burst=True, with_monitor=False)
 DAY_S = 24 * 3600
@@ -266,3 +267,36 @@ async def test_what_cannot_be_read_is_left_alone(world: World) -> None:
     archiver = archiver_of(queue)
     await sweeps(world, archiver, every_s=MARKER_BODY_LIVES_S + 1, times=3)
     assert [is_there(world, queue, task_id) for task_id in ids] == [True, True, False]
+
+
+@virtual
+async def test_a_record_that_the_store_refuses_does_not_end_the_sweep(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = world.queue()
+    ids = await completed(queue, 20)
+    for task_id in ids:
+        age(world, queue, task_id, RETENTION_S + 1, "first_due", "completed_at")
+    bad = queue.keys.ledger(ids[0])
+    refusing = world.queue(
+        plan=lambda _kind, key: Refused(AccessDenied("no", key=key)) if key == bad else None
+    )
+    assert await archiver_of(refusing).sweep() == 19
+    assert [record.getMessage() for record in caplog.records] == [f"task {ids[0]} left alone: no"]
+
+
+@virtual
+async def test_a_store_that_is_away_ends_the_sweep(world: World) -> None:
+    queue = world.queue()
+    await completed(queue, 20)
+    asked = set()
+
+    def lose(kind: str, key: str) -> Fault | None:
+        if kind == "list":
+            return None
+        asked.add(key)
+        return Lost()
+
+    with pytest.raises(Unavailable):
+        await archiver_of(world.queue(plan=lose)).sweep()
+    assert len(asked) == 1

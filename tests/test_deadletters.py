@@ -238,6 +238,18 @@ async def test_what_cannot_be_requeued_says_why(world: World) -> None:
 
 
 @virtual
+async def test_a_new_task_that_has_been_removed_is_told(world: World) -> None:
+    queue = world.queue()
+    (old_id,) = await ended_tasks(queue)
+    new = await queue.requeue(old_id)
+    await worker_of(queue).run(BURST)
+    world.bucket.delete(queue.keys.ledger(new.id))
+    with pytest.raises(LookupError, match=f"was requeued as {new.id}, which has been removed"):
+        await queue.requeue(old_id)
+    assert world.keys("ready/") == []
+
+
+@virtual
 async def test_many_are_requeued_and_none_stops_the_others(world: World) -> None:
     queue = world.queue()
     ids = await ended_tasks(queue, 70)

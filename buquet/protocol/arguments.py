@@ -9,8 +9,6 @@ Example::
 
 from __future__ import annotations
 
-import math
-
 from buquet._core import ident
 from buquet.errors import InvalidInput, InvalidInputType
 
@@ -58,7 +56,7 @@ def check_number(name: str, value: float, *, least: float, most: float) -> None:
     """Raise unless a value is a number in a range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInputType(f"{name} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value) or not least <= value <= most:
+    if not least <= value <= most:  # also true of NaN
         raise InvalidInput(f"{name} must be between {least} and {most}, not {value}")
 
 

@@ -60,7 +60,7 @@ def decode(body: bytes) -> Manifest:
             raise ValueError(f"layout version {version} never existed")
         manifest = msgspec.json.decode(body, type=Manifest)
         check_shard_prefix_len(manifest.shard_prefix_len)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PoisonRecord(f"buquet.json is not this queue's manifest: {error}") from error
     return manifest
 

@@ -92,5 +92,5 @@ class RetryPolicy:
 def _check(name: str, value: float, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value) or not least <= value <= most:
+    if not least <= value <= most:  # also true of NaN
         raise ValueError(f"{name} must be between {least} and {most}, not {value}")

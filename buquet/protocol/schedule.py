@@ -33,7 +33,7 @@ from buquet.protocol.arguments import (
 )
 from buquet.protocol.cron import occurrences, parse, zone_of
 from buquet.protocol.retry_policy import RetryPolicy
-from buquet.protocol.task import EPOCH
+from buquet.protocol.task import EPOCH, check_stored_time
 from buquet.protocol.transitions import submitted
 
 T = TypeVar("T")
@@ -53,6 +53,9 @@ MOST_AT_ONCE = 1000
 
 OLDEST_MS = 7 * 24 * 3600 * 1000
 """No occurrence older than this is submitted: its task may have been removed already (rule 19)."""
+
+LAST_MS = 253_370_764_799_999
+"""9998-12-31T23:59:59.999Z: the year 9999 may end earlier in a schedule's zone, and with it the calendar."""
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +210,7 @@ def decode_definition(body: bytes) -> Definition:
         check(definition)
         msgspec.json.decode(definition.input)
         for moment in (definition.created_at, definition.updated_at, definition.starts_at):
-            parse_ms(moment)
+            check_stored_time(moment, last_ms=LAST_MS)
     except (ValueError, RecursionError, InvalidInputType) as error:
         raise PoisonRecord(f"not a schedule: {error}") from error
     return definition
@@ -218,7 +221,7 @@ def decode_run(body: bytes) -> Run:
     run = _decode(body, _run)
     try:
         for moment in filter(None, (run.fired_until, run.last_run_at)):
-            parse_ms(moment)
+            check_stored_time(moment, last_ms=LAST_MS)
         for task_id in filter(None, (run.last_task_id, run.starting_task_id)):
             ident.parse(task_id)
     except ValueError as error:
@@ -232,7 +235,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         if version > LAYOUT:
             raise NewerLayout(f"schedule of layout version {version}, this program knows {LAYOUT}")
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PoisonRecord(f"not a schedule: {error}") from error
 
 

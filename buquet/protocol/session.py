@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 
 from buquet._core import ident
-from buquet._core.rfc3339 import parse_ms
 from buquet.errors import NewerLayout, PoisonRecord
 from buquet.protocol.keys import encoded_name
+from buquet.protocol.task import check_stored_time
 
 LAYOUT = 1
 
@@ -98,7 +98,7 @@ def decode(body: bytes) -> Session:
         if version > LAYOUT:
             raise NewerLayout(f"session of layout version {version}, this program knows {LAYOUT}")
         session = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PoisonRecord(f"not a session: {error}") from error
     if session.state not in {LIVE, TOMBSTONE}:
         raise PoisonRecord(f"not a session: state {session.state!r}")
@@ -107,7 +107,7 @@ def decode(body: bytes) -> Session:
     try:
         for entry in session.journal:
             ident.parse(entry.task_id)
-            parse_ms(entry.lease_expires_at)
+            check_stored_time(entry.lease_expires_at)
     except ValueError as error:
         raise PoisonRecord(f"not a session: its journal: {error}") from error
     return session

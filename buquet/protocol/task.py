@@ -24,6 +24,9 @@ from buquet.protocol.retry_policy import RetryPolicy
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+LAST_MS = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z, the last time that can be written."""
+
 
 class TaskStatus(enum.StrEnum):
     """Where a task is in its life. A string: `TaskStatus.Pending == "pending"`."""
@@ -118,7 +121,7 @@ def task_of(record: Record) -> Task:
         )
     except PoisonRecord:
         raise
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise PoisonRecord(f"record of task {record.id}: {error}") from error
 
 
@@ -140,7 +143,7 @@ def history_of(record: Record) -> list[Task]:
         for entry in record.log:
             last_error = entry.error or last_error
             snapshots.append(_snapshot(latest, entry, last_error))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise PoisonRecord(f"record of task {record.id}: log: {error}") from error
     return [*snapshots[:-1], latest]
 
@@ -165,6 +168,12 @@ def _snapshot(latest: Task, entry: LogEntry, last_error: str | None) -> Task:
         last_error=last_error,
         requeued_as=latest.requeued_as if status is TaskStatus.Archived else None,
     )
+
+
+def check_stored_time(text: str, *, last_ms: int = LAST_MS) -> None:
+    """Raise ValueError unless a stored time is one from 1970 to `last_ms`, as every marker's is."""
+    if not 0 <= parse_ms(text) <= last_ms:
+        raise ValueError(f"{text} is a time that no program of this queue writes")
 
 
 def _read_time(text: str) -> datetime:

@@ -26,7 +26,7 @@ from buquet._core.rfc3339 import format_ms, parse_ms
 from buquet.errors import NewerLayout, PoisonRecord
 from buquet.protocol.keys import LOWEST_PRIORITY, MAX_ATTEMPT, Keys, Marker
 from buquet.protocol.retry_policy import RetryPolicy
-from buquet.protocol.task import TaskStatus
+from buquet.protocol.task import TaskStatus, check_stored_time
 
 LEASE_SLACK_MS = 5_000
 """A lease is void only this long after its end, so that clock errors never make two owners."""
@@ -56,9 +56,9 @@ def decode(body: bytes, *, task_id: str) -> Record:
     try:
         record = core.decode(body)
         moments = [record.available_at, record.updated_at, record.created_at, record.first_due]
-        for moment in (*moments, record.completed_at, record.deletion_marked_at):
+        for moment in (*moments, record.completed_at, record.deletion_marked_at, record.lease_expires_at):
             if moment is not None:
-                parse_ms(moment)
+                check_stored_time(moment)
         if record.status == TaskStatus.Running:
             core.lease_ends_ms(record)
         TaskStatus(record.status)

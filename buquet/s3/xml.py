@@ -69,7 +69,10 @@ def parse_listing(body: bytes) -> Listing:
         objects = tuple(_listed(element, encoded=encoded) for element in root.iterfind("{*}Contents"))
     except ValueError as error:
         raise MalformedXmlError(f"a listing with a wrong number or time: {error}") from None
-    return Listing(objects, _text(root, "IsTruncated") == "true")
+    truncated = _text(root, "IsTruncated") == "true"
+    if truncated and not objects:
+        raise MalformedXmlError("a listing that is cut off before its first key: nothing says where to go on")
+    return Listing(objects, truncated)
 
 
 def parse_deleted(body: bytes) -> dict[str, str]:

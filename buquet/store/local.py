@@ -325,9 +325,19 @@ class _Lane:
         return self._ended
 
     def _run(self) -> None:
-        while self._wait():
-            self._transact()
-        self._disconnect()
+        try:
+            while self._wait():
+                self._transact()
+            self._disconnect()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Leave nobody waiting; something is still queued only if the thread failed."""
+        with self._changed:
+            self._stopping = True
+        for job in self._take():
+            job.future.set_exception(StoreError(f"the thread of the store on {self._file.path} has failed"))
         self._ended.set_result(None)
 
     def _wait(self) -> bool:
@@ -348,7 +358,7 @@ class _Lane:
         try:
             connection = self._connect()
             self._file.patiently(lambda: self._attempt(connection, batch))
-        except (sqlite3.Error, BuquetError) as error:
+        except Exception as error:  # noqa: BLE001 - goes to those who asked
             self._disconnect()
             told = self._file.explain(error) if isinstance(error, sqlite3.Error) else error
             for job in batch or self._take():
@@ -413,11 +423,19 @@ class _File:
 
     def open(self) -> sqlite3.Connection:
         """Return a connection to the file, made ready if it is new."""
+        try:
+            self._check_path()
+            return self.patiently(self._open)
+        except BuquetError:
+            raise
+        except (OSError, ValueError) as error:  # no way into a folder, a name too long, a NUL in it
+            raise ConfigError(f"{str(self.path)!r} cannot be opened ({error}): name another path") from error
+
+    def _check_path(self) -> None:
         if self.path.is_dir():
             raise ConfigError(f"{self.path} is a folder: name a file in it")
         if not self.path.parent.is_dir():
             raise ConfigError(f"the folder of {self.path} does not exist: create it, or name another path")
-        return self.patiently(self._open)
 
     def patiently(self, step: Callable[[], T]) -> T:
         """Call `step` until it is not refused a lock, or the time-out has passed.

@@ -28,7 +28,7 @@ from buquet.protocol.keys import Keys
 from buquet.protocol.session import TOMBSTONE, Entry
 from buquet.queue import Queue
 from buquet.testing.clock import VirtualClock, run_virtual
-from buquet.testing.faulty import Busy, Fault, LostReply
+from buquet.testing.faulty import Busy, Fault, LostReply, Slow
 from buquet.watch import Watch
 
 RECOVERED_WITHIN_S = 45
@@ -166,6 +166,23 @@ async def test_retries_used_up_end_in_failed(world: World) -> None:
     assert world.keys("ready/") == []
 
 
+@virtual
+async def test_a_long_journal_is_not_settled_one_by_one(world: World) -> None:
+    """400 entries of three requests each: at 50 ms one after the other they would take a minute."""
+    queue = world.queue()
+    ids = await dead_session(world, queue, 400)
+    slow = world.queue(plan=lambda _kind, _key: Slow(0.05))
+    watch = Watch(slow.ledger, slow.store)
+    for _ in range(2):
+        await watch.check("m0")
+        await world.clock.sleep(16)
+    began = world.clock.monotonic()
+    await watch.check("m0")
+    assert world.clock.monotonic() - began < 400 * 3 * 0.05 / 10
+    assert statuses(world, queue, ids) == {"pending"}
+    assert world.keys("workers/") == []
+
+
 # --- the tombstone -------------------------------------------------------------------------
 
 
@@ -186,7 +203,12 @@ async def test_the_tombstone_comes_first_and_goes_last(world: World) -> None:
         await watch.check("m0")
         await world.clock.sleep(20)
     writes = [(kind, where) for kind, where, _, _ in seen]
-    assert writes == [("put", "workers"), *[("put", "ready"), ("put", "tasks")] * 3, ("delete", "workers")]
+    assert writes == [
+        ("put", "workers"),
+        *[("put", "ready")] * 3,
+        *[("put", "tasks")] * 3,
+        ("delete", "workers"),
+    ]
     assert seen[0][2:] == (["live"], {"running"})
     assert {tuple(state) for _, _, state, _ in seen[1:]} == {(TOMBSTONE,)}
     assert seen[-1][3] == {"pending"}

@@ -50,6 +50,7 @@ def test_a_newer_layout_is_told_apart() -> None:
         b"{}",
         b'{"v": "1"}',
         b"\xff",
+        b'{"v": 1, "x": ' + b"[" * 200_000,
         changed(shard_prefix_len="2"),
         changed(shard_prefix_len=0),
         changed(shard_prefix_len=5),

@@ -80,6 +80,7 @@ def test_no_delay_is_outside_its_bounds(policy: RetryPolicy, retry_count: int, c
         ("initial_interval_ms", MONTH_MS + 1),
         ("max_interval_ms", -1),
         ("max_interval_ms", math.inf),
+        pytest.param("max_interval_ms", 10**400, id="no float"),
         ("multiplier", 0.99),
         ("multiplier", 1001),
         ("multiplier", math.nan),

@@ -68,6 +68,18 @@ def test_a_log_that_makes_no_sense_is_poison(entry: LogEntry) -> None:
         history_of(pending(log=[entry]))
 
 
+@pytest.mark.parametrize("at", ["0000-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"])
+def test_a_time_that_no_calendar_has_is_poison(at: str) -> None:
+    """A year before 1, and a lease that would end after 9999."""
+    with pytest.raises(PoisonRecord, match="log: "):
+        history_of(running(log=[LogEntry(at=at, status="running")]))
+
+
+def test_a_record_of_the_year_0_is_poison() -> None:
+    with pytest.raises(PoisonRecord, match="record of task"):
+        task_of(pending(updated_at="0000-01-01T00:00:00.000Z"))
+
+
 @pytest.mark.parametrize("aware", [True, False])
 def test_helpers_take_text_and_datetimes(aware: bool) -> None:
     def at(seconds: float) -> Any:

@@ -205,6 +205,20 @@ async def test_what_nobody_can_read_does_not_stop_a_listing(
     assert [task.id for task in await queue.list(SHARD)] == ids
 
 
+@virtual
+async def test_pages_of_foreign_keys_of_one_time_hide_no_task(
+    world: World, monkeypatch: pytest.MonkeyPatch, page_size: int
+) -> None:
+    queue = world.queue()
+    now_ms = int(START * 1000)
+    ids = ids_in(SHARD, 5, due_ms=lambda n: now_ms + n, priority=lambda _: 5)
+    await fill(queue, monkeypatch, ids)
+    for number in range(1001):
+        world.bucket.put(f"ready/{SHARD}/5/{now_ms + 2:012x}-zzz{number:04}", b"", Always())
+        world.bucket.put(f"tasks/{SHARD}/{'z' * (number + 1)}.json", b"", Always())
+    assert [task.id for task in await queue.list(SHARD)] == ids
+
+
 @pytest.mark.parametrize(
     "arguments", [{"status": "done"}, {"status": ""}, {"after": "x"}, {"limit": 1.5}, {"limit": True}]
 )

@@ -177,6 +177,7 @@ WRONG_VALUE: list[tuple[dict[str, Any], str]] = [
     ({"timeout_seconds": -1}, "timeout_seconds must be between"),
     ({"timeout_seconds": math.inf}, "timeout_seconds must be between"),
     ({"timeout_seconds": math.nan}, "timeout_seconds must be between"),
+    ({"timeout_seconds": 10**400}, "timeout_seconds must be between"),
     ({"timeout_seconds": 31 * 86400}, "timeout_seconds must be between"),
     ({"max_retries": -1}, "max_retries must be between 0"),
     ({"max_retries": 10**9}, "max_retries must be between 0"),

@@ -6,6 +6,7 @@ import pytest
 
 from buquet.config import AccessKeys, Settings
 from buquet.errors import BadEndpoint, ConfigError, NoBucket, NoCredentials
+from buquet.protocol.keys import Keys
 
 
 def resolve(endpoint: str | None = None, bucket: str | None = "jobs", *, env=None, **arguments) -> Settings:
@@ -134,6 +135,31 @@ def test_prefix(given, prefix):
 def test_a_bad_prefix(prefix):
     with pytest.raises(ConfigError, match="prefix"):
         resolve(prefix=prefix)
+
+
+FOLDERS = {
+    key.partition("/")[0]
+    for key in (
+        Keys().ready,
+        Keys().tasks,
+        Keys().sessions,
+        Keys().all_failed,
+        Keys().poison("01a228b4-8bdd-7000-9548-987c2d220000"),
+        Keys().schedules,
+        Keys().schedule_run("x"),
+        "probe/",
+    )
+}
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_queue_does_not_lie_in_a_folder_of_another_one(folder):
+    """A queue that is its parent would take its objects for its own."""
+    assert len(FOLDERS) == 8
+    for prefix in (folder, f"{folder}/a", f"a/{folder}", f"/{folder}/"):
+        with pytest.raises(ConfigError, match=f"with '{folder}'"):
+            resolve(prefix=prefix)
+    assert resolve(prefix=f"my-{folder}").prefix == f"my-{folder}/"
 
 
 def test_no_secret_in_a_repr():

@@ -253,7 +253,10 @@ async def test_a_proxys_404_is_no_missing_object():
         await store.close()
 
 
-@pytest.mark.parametrize("body", [b"", b"<Error><Code>InternalError</Code></Error>", b"<ListBucket"])
+CUT_OFF = b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+
+
+@pytest.mark.parametrize("body", [b"", b"<Error><Code>InternalError</Code></Error>", b"<ListBucket", CUT_OFF])
 async def test_success_without_the_document(body):
     async with Liar(answer(200, body)) as liar:
         store = connect(liar.endpoint)

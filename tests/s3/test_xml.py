@@ -55,6 +55,7 @@ def test_an_empty_listing():
         b"<ListBucketResult><Contents><Key>a</Key></Contents></ListBucketResult>",
         b'<?xml version="1.0" encoding="bogus"?><ListBucketResult/>',
         listing("a", "e")[:-9],
+        b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
     ],
 )
 def test_no_listing(body):

@@ -242,6 +242,8 @@ def test_a_schedule_reads_back_as_it_was_written() -> None:
         {"task_type": ""},
         {"created_at": "yesterday"},
         {"starts_at": ""},
+        {"starts_at": "1969-12-31T23:59:59.999Z"},
+        {"starts_at": "9999-12-31T23:59:59.999Z"},
         {"enabled": "yes"},
     ],
 )
@@ -250,14 +252,23 @@ def test_a_broken_schedule_is_poison(fields: dict[str, object]) -> None:
         rules.decode_definition(body(**fields))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"v": 1}', b'"' + b"[" * 5000])
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"v": 1}', b'{"v": 1, "x": ' + b"[" * 200_000])
 def test_what_is_no_schedule_is_poison(text: bytes) -> None:
     for decode in (rules.decode_definition, rules.decode_run):
         with pytest.raises(PoisonRecord):
             decode(text)
 
 
-@pytest.mark.parametrize("fields", [{"fired_until": "soon"}, {"last_task_id": "x"}, {"last_run_at": 5}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fired_until": "soon"},
+        {"fired_until": "9999-12-31T23:59:59.999Z"},
+        {"last_task_id": "x"},
+        {"last_run_at": 5},
+        {"last_run_at": "0000-01-01T00:00:00.000Z"},
+    ],
+)
 def test_a_broken_run_is_poison(fields: dict[str, object]) -> None:
     good = msgspec.json.decode(rules.encode(run()))
     assert rules.decode_run(msgspec.json.encode(good)) == run()

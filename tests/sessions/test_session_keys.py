@@ -10,8 +10,10 @@ from fleet import OWNER, leave_session, start, worker_of
 from virtual import World, virtual
 
 from buquet import WorkerRunOptions, connect
+from buquet._core import ident
 from buquet.errors import NewerLayout, PoisonRecord
 from buquet.protocol.session import (
+    Entry,
     Session,
     buried,
     decode,
@@ -22,6 +24,7 @@ from buquet.protocol.session import (
     session_key,
 )
 
+TASK_ID = ident.mint(1_800_000_000_000, 5, 1)
 NAMES = ["worker-1", "a.b.c", "a/b\\c", "..", "~", "%2E", "wörker ✓", "名前", "m.x", "a b+c", "x" * 180]
 LONG = ["x" * 181, "ü" * 40, "." * 61, "/" * 200]
 
@@ -79,6 +82,21 @@ def test_a_newer_layout_is_told_apart() -> None:
         decode(b'{"v":2,"anything":[]}')
     with pytest.raises(PoisonRecord):
         decode(b'{"v":"1"}')
+
+
+@pytest.mark.parametrize("ends_at", ["", "1969-12-31T23:59:59.999Z", "0000-01-01T00:00:00.000Z"])
+def test_a_journal_that_makes_no_sense_is_poison(ends_at: str) -> None:
+    lease = Entry(TASK_ID, "lease", ends_at)
+    session = Session(
+        nonce="n", worker_id="w", incarnation="wx", started_at="", beat_at="", lifetime_s=30, journal=[lease]
+    )
+    with pytest.raises(PoisonRecord, match="its journal"):
+        decode(encode(session))
+
+
+def test_a_body_nested_too_deeply_is_poison() -> None:
+    with pytest.raises(PoisonRecord):
+        decode(b'{"v":1,"x":' + b"[" * 200_000)
 
 
 @virtual

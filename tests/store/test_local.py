@@ -568,6 +568,67 @@ def test_a_folder_that_cannot_be_written_is_told():
     run(scenario)
 
 
+@pytest.mark.parametrize("name", ["a\0b.db", "\ud800.db", "x" * 300])
+def test_a_path_that_no_file_can_have_is_told(tmp_path, name):
+    async def scenario():
+        store = LocalStore(tmp_path / name, CLOCK)
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            await store.get("a/1")
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_folder_that_may_not_be_entered_is_told(path, monkeypatch):
+    def refused(_path):
+        raise PermissionError(13, "Permission denied")
+
+    async def scenario():
+        store = LocalStore(path, CLOCK)
+        with monkeypatch.context() as patch:  # root, which tests may run as, may enter any
+            patch.setattr(Path, "is_dir", refused)
+            with pytest.raises(ConfigError, match=r"queue\.db' cannot be opened .*Permission denied"):
+                await store.get("a/1")
+        assert await store.get("a/1") is None
+        await store.close()
+
+    run(scenario)
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_caller(path, monkeypatch):
+    def fails(_file):
+        raise RuntimeError("unforeseen")
+
+    async def scenario():
+        store = LocalStore(path, CLOCK)
+        with monkeypatch.context() as patch:
+            patch.setattr(_File, "open", fails)
+            with pytest.raises(RuntimeError, match="unforeseen"):
+                await store.get("a/1")
+        assert await store.get("a/1") is None
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting(path, monkeypatch):
+    def ends(_file):
+        raise SystemExit
+
+    async def scenario():
+        store = LocalStore(path, CLOCK)
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        monkeypatch.setattr(_File, "open", ends)
+        with pytest.raises(StoreError, match="has failed"):
+            await store.get("a/1")
+        with pytest.raises(StoreError, match="closed"):
+            await store.get("a/1")
+        await store.close()
+        store._reader._thread.join()  # its end is reported after it is told
+
+    run(scenario)
+
+
 def test_a_damaged_file_is_told(path):
     async def fill():
         store = LocalStore(path, CLOCK)
