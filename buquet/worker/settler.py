@@ -107,6 +107,8 @@ class Settler:
             self._counters.lease_lost += 1
             log.warning("task %s: lease lost, outcome %s dropped", held.record.id, outcome.status)
             return
+        if outcome.traceback is not None:
+            log.debug("task %s (%s): %s", record.id, record.task_type, outcome.traceback)
         # The claim's marker can never become valid again: the attempt has grown since.
         key = self._ledger.keys.marker_key(held.marker)
         self._deletions.add(key, read_at=self._ledger.clock.monotonic())
@@ -115,14 +117,9 @@ class Settler:
             log.info("task %s (%s) completed", record.id, record.task_type)
         elif record.status != TaskStatus.Pending:
             self._counters.failed += 1
-            log.warning("task %s (%s) failed: %s", record.id, record.task_type, _told(record, outcome))
+            log.warning("task %s (%s) failed: %s", record.id, record.task_type, record.last_error)
         elif outcome.counts_as_retry:
             self._counters.retried += 1
-            log.info("task %s (%s) will be retried: %s", record.id, record.task_type, _told(record, outcome))
+            log.info("task %s (%s) will be retried: %s", record.id, record.task_type, record.last_error)
         else:
             self._counters.released += 1
-
-
-def _told(record: Record, outcome: Outcome) -> str:
-    """The error for the log: with its traceback where the handler raised it."""
-    return f"{record.last_error}" + (f"\n{outcome.traceback.rstrip()}" if outcome.traceback else "")

@@ -95,7 +95,7 @@ def test_bench_measures_and_cleans_up(cli: Cli) -> None:
 
 def test_bench_of_a_slow_store(local: Cli) -> None:
     shown = local("bench", "--tasks", "10", "--latency-ms", "50").stdout
-    assert int(re.search(r"one by one +(\d+) tasks/s", shown)[1]) < 20
+    assert int(re.search(r"one by one +(\d+) tasks/s", shown)[1]) <= 20
     assert "end-to-end latency" in shown
     with closing(sqlite3.connect(local.folder / "queue.db")) as db:
         assert db.execute("SELECT count(*) FROM objects").fetchone() == (0,)
