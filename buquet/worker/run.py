@@ -167,7 +167,7 @@ class Run:
         if self._stopping.is_set():
             self._hurrying.set()
         elif self._executions:
-            log.warning(
+            log.info(
                 "stopping: %d tasks may go on for up to %g s; a second signal hands them back at once",
                 len(self._executions),
                 self._options.shutdown_timeout_s,
