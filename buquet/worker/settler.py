@@ -25,8 +25,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 
-REFUSES_BODY = frozenset({400, 413})
-"""Answers of a store, or of a proxy before it, to which a record is too large or otherwise unfit."""
+TOO_LARGE = "EntityTooLarge"
+"""S3's code, with 400, for a body that it takes from nobody; a proxy before it answers 413."""
 
 
 class Settler:
@@ -70,7 +70,7 @@ class Settler:
             except (Unavailable, OutcomeUnknown) as error:
                 self._outage.note(error)
             except StoreError as error:
-                if outcome.output is not None and error.status in REFUSES_BODY:
+                if outcome.output is not None and (error.status == 413 or error.code == TOO_LARGE):
                     outcome = replace(
                         outcome,
                         status=TaskStatus.Failed,
