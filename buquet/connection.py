@@ -218,7 +218,7 @@ def open_store(settings: Settings, clock: Clock, *, attempt_s: float | None = No
 
         store = MemoryStore(clock, shared_bucket(clock, "", settings.bucket))
     else:
-        from buquet.s3.transport import Limits  # noqa: PLC0415
+        from buquet.s3.exchange import Limits  # noqa: PLC0415
         from buquet.store.s3 import open_store as open_s3  # noqa: PLC0415
 
         if attempt_s is None:

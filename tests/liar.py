@@ -68,7 +68,7 @@ class Liar:
         task.add_done_callback(self._serving.discard)
         self.connections += 1
         try:
-            while head := await _head(reader):
+            while head := await self.take(reader):
                 self.requests.append(head)
                 act = self._script.pop(0) if len(self._script) > 1 else self._script[0]
                 if not isinstance(act, bytes):
@@ -81,14 +81,13 @@ class Liar:
         finally:
             writer.close()
 
-
-async def _head(reader: asyncio.StreamReader) -> str:
-    """Read one request and return its head; "" once there are no more."""
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    except asyncio.IncompleteReadError:
-        return ""
-    for line in head.lower().split("\r\n"):
-        if line.startswith("content-length:"):
-            await reader.readexactly(int(line.partition(":")[2]))
-    return head
+    async def take(self, reader: asyncio.StreamReader) -> str:
+        """Read one request and return its head; "" once there are no more."""
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:
+            return ""
+        for line in head.lower().split("\r\n"):
+            if line.startswith("content-length:"):
+                await reader.readexactly(int(line.partition(":")[2]))
+        return head

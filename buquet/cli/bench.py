@@ -42,12 +42,11 @@ def bench(
     The tasks do nothing, so what is measured is the queue. They stand under a prefix of their own,
     which is emptied in the end. It costs about 5 requests a task, at your store's prices.
     """
-    import asyncio
-
+    from buquet.cli.loop import run_async
     from buquet.cli.measure import Load, measure
 
     load = Load(tasks, concurrency, workers, payload_bytes, latency_ms / 1000)
-    result = asyncio.run(measure(where, load))
+    result = run_async(measure(where, load))
     if as_json:
         output.emit(result)
     else:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from buquet.cli.loop import run_async
 from buquet.connection import connect
 from buquet.errors import RetryableError
 from buquet.queue import Queue
@@ -93,4 +94,4 @@ async def _stop_at_end_of(stream: TextIO, worker: Worker) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1], Path(sys.argv[2])))
+    run_async(work(sys.argv[1], Path(sys.argv[2])))

@@ -26,9 +26,8 @@ def doctor(where: Where, *, as_json: bool) -> int:
     says the cure, with ! for advice, or with - for what could not be looked at. Exits with 1 if there
     is a ✗.
     """
-    import asyncio
-
     from buquet.cli.checkup import check_up
+    from buquet.cli.loop import run_async
 
     console = output.console()
 
@@ -42,5 +41,5 @@ def doctor(where: Where, *, as_json: bool) -> int:
             output.styled(mark, style), f"{line.what:<14}", output.styled(line.found + cure, most=2000)
         )
 
-    is_well = asyncio.run(check_up(where, show))
+    is_well = run_async(check_up(where, show))
     return 0 if is_well else NEGATIVE

@@ -127,13 +127,13 @@ dry_run_flag = click.option("--dry-run", is_flag=True, help="Show what would be 
 
 def run(where: Where, work: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
     """Connect, do the work, disconnect; return what the work returned."""
-    import asyncio
+    from buquet.cli.loop import run_async
 
     async def connected_work() -> T:
         async with where.connect() as queue:
             return await work(queue)
 
-    return asyncio.run(connected_work())
+    return run_async(connected_work())
 
 
 # --- kinds of values -----------------------------------------------------------------------

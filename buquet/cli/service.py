@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from buquet.cli import output
+from buquet.cli.loop import run_async
 from buquet.signals import on_stop_signal
 
 if TYPE_CHECKING:
     from buquet.cli.options import Where
     from buquet.queue import Queue
-
-UVLOOP = "uvloop"
 
 
 def run(where: Where, serve: Callable[[Queue], Coroutine[Any, Any, None]]) -> None:
@@ -51,18 +50,7 @@ def run(where: Where, serve: Callable[[Queue], Coroutine[Any, Any, None]]) -> No
         if signal.SIGINT in signals.received:
             raise KeyboardInterrupt
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(connected())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's, if it is installed (`buquet[fast]`)."""
-    import importlib.util
-
-    if importlib.util.find_spec(UVLOOP) is None:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(UVLOOP).new_event_loop
-    return factory
+    run_async(connected())
 
 
 class _Lines(logging.Formatter):

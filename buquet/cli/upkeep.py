@@ -138,7 +138,7 @@ def init(where: Where, shards: str | None, *, as_json: bool) -> None:
 
     Doing it again changes nothing.
     """
-    import asyncio
+    from buquet.cli.loop import run_async
 
     digits = None if shards is None else {"16": 1, "256": 2, "4096": 3, "65536": 4}[shards]
 
@@ -149,7 +149,7 @@ def init(where: Where, shards: str | None, *, as_json: bool) -> None:
             return len(queue.keys.shards())
 
     try:
-        count = asyncio.run(create())
+        count = run_async(create())
     except ManifestMismatch as error:
         cure = "leave --shards out, or take another --prefix"
         raise click.UsageError(f"the queue was created with another number of shards: {cure}") from error

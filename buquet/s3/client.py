@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from buquet._core.sign import Signer, canonical_query, encode_path, payload_hash
-from buquet.s3.transport import Limits, Response, Transport
+from buquet.s3.exchange import Limits, Response
+from buquet.s3.transport import Transport
 from buquet.s3.xml import build_create_bucket, build_delete
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class S3Client:
         self.credentials = credentials
         limits = limits or Limits()
         self._slots = asyncio.Semaphore(limits.connections)
-        self._transport = Transport(limits)
+        self._transport = Transport(f"{endpoint.scheme}://{endpoint.host}", limits)
         self._signer: tuple[AccessKeys, Signer] | None = None
 
     async def get(self, key: str, before_sign: BeforeSign) -> Response:
@@ -122,13 +123,13 @@ class S3Client:
     ) -> Response:
         host = self.endpoint.host
         path = encode_path(self.endpoint.path(key))
-        url = f"{self.endpoint.scheme}://{host}{path}" + (f"?{canonical_query(query)}" if query else "")
+        target = f"{path}?{canonical_query(query)}" if query else path
         headers = headers or {}
         digest = payload_hash(body)
         async with self._slots:
             signer = self._signer_for(await self.credentials.get())
             signature = signer.sign(method, host, path, query, headers, digest, before_sign())
-            return await self._transport.exchange(method, url, {**headers, **signature}, body)
+            return await self._transport.exchange(method, target, {**headers, **signature}, body)
 
     def _signer_for(self, keys: AccessKeys) -> Signer:
         if self._signer is None or self._signer[0] is not keys:

@@ -29,7 +29,7 @@ from buquet.store.interface import Undecided
 
 if TYPE_CHECKING:
     from buquet.s3.endpoint import Endpoint
-    from buquet.s3.transport import Response
+    from buquet.s3.exchange import Response
     from buquet.s3.xml import Error
 
 _CLOCK = (

@@ -27,7 +27,7 @@ from buquet.errors import BadEndpoint
 from buquet.s3.client import BeforeSign, S3Client
 from buquet.s3.credentials import credentials_for
 from buquet.s3.endpoint import Endpoint
-from buquet.s3.transport import Limits, Response, TransportError
+from buquet.s3.exchange import Limits, Response, TransportError
 from buquet.s3.xml import Error, MalformedXmlError, parse_deleted, parse_error, parse_listing
 from buquet.store.answer import OPEN, Answer, failure, subject, undecided
 from buquet.store.driver import Driver, Operation, Verdict

@@ -27,7 +27,8 @@ from fault_proxy import (
 
 from buquet.clock import StoreClock, SystemClock
 from buquet.errors import ExpiredCredentials, StoreError, WrongRegion
-from buquet.s3.transport import Limits
+from buquet.s3.client import S3Client
+from buquet.s3.exchange import Limits
 from buquet.store.driver import Operation
 from buquet.store.interface import Always, IfAbsent, IfMatches, Undecided
 from buquet.store.retry import Retrying
@@ -266,9 +267,8 @@ async def test_one_seed_gives_one_series_of_faults(open_proxied):
     series = []
     for seed in (1, 1, 2):
         async with FaultProxy(proxy.endpoint, Rule(Refuse(500, "A"), odds=0.5), seed=seed) as other:
-            store._client.endpoint = replace(
-                store._client.endpoint, host=other.endpoint.removeprefix("http://")
-            )
+            address = replace(store._client.endpoint, host=other.endpoint.removeprefix("http://"))
+            store._client = S3Client(address, store._client.region, store._client.credentials)
             for _ in range(20):
                 try:
                     await store.get("a/1")

@@ -17,7 +17,7 @@ from typing import Any
 import buquet.store.s3
 from buquet import connect
 from buquet.errors import PermanentError, RetryableError
-from buquet.s3.transport import Limits
+from buquet.s3.exchange import Limits
 from buquet.worker import TaskContext, Worker, WorkerRunOptions
 
 CONCURRENCY = 32

@@ -1,4 +1,7 @@
-"""The client on the wire: one attempt, nothing hidden, and nothing left behind."""
+"""The client on the wire: one attempt, nothing hidden, and nothing left behind.
+
+Each test runs on both wires: straight on aiohttp's connections, and by its `ClientSession`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,21 @@ from liar import Liar, answer
 
 from buquet.clock import SystemClock
 from buquet.config import AccessKeys
+from buquet.s3 import direct
 from buquet.s3.client import S3Client
 from buquet.s3.credentials import StaticCredentials
 from buquet.s3.endpoint import Endpoint
-from buquet.s3.transport import Limits, TransportError
+from buquet.s3.exchange import Limits, TransportError
 
 now = SystemClock().unix
 KEYS = AccessKeys("AKIDKEY", "hunter2", "sesame")
+
+
+@pytest.fixture(params=["direct", "session"], autouse=True)
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "session":
+        monkeypatch.setattr(direct, "fits", lambda: False)
+    return request.param
 
 
 def client_of(endpoint: str, **limits: float) -> S3Client:
@@ -139,6 +150,160 @@ async def test_a_lost_reply_on_a_kept_connection_is_not_hidden_by_a_resend():
     assert len(liar.requests) == 2
 
 
+@pytest.mark.parametrize("part", [b"", answer(500, b"late")[:-2]], ids=["before its answer", "within it"])
+async def test_a_request_given_up_leaves_nothing_for_the_next(part):
+    release = asyncio.Event()
+
+    async def answer_late(writer: asyncio.StreamWriter) -> None:
+        writer.write(part)
+        await release.wait()
+        writer.write(answer(500, b"late")[len(part) :])
+        await asyncio.sleep(60)
+
+    async with Liar(answer_late, answer(200, b"next")) as liar:
+        client = client_of(liar.endpoint)
+        given_up = asyncio.create_task(client.get("a", now))
+        while not liar.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        release.set()
+        response = await client.get("a", now)
+        await client.close()
+    assert (response.status, response.body) == (200, b"next")
+    assert liar.connections == 2
+
+
+@pytest.mark.parametrize("wire", ["direct"], indirect=True)  # aiohttp's session takes it
+async def test_an_answer_that_nobody_asked_for_is_not_taken():
+    async def talk_on(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(200, b"asked for"))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(answer(500, b"not asked for"))
+        await asyncio.sleep(60)
+
+    async with Liar(talk_on, answer(200, b"next")) as liar:
+        client = client_of(liar.endpoint)
+        assert (await client.get("a", now)).body == b"asked for"
+        await asyncio.sleep(0.1)
+        assert (await client.get("a", now)).body == b"next"
+        await client.close()
+    assert liar.connections == 2
+
+
+async def test_a_connection_that_closed_in_the_pool_is_not_used():
+    async def answer_once(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(200, b"first"))
+        await writer.drain()
+
+    async with Liar(answer_once, answer(200, b"second")) as liar:
+        client = client_of(liar.endpoint)
+        await client.get("a", now)
+        await asyncio.sleep(0.05)
+        assert (await client.get("a", now)).body == b"second"
+        await client.close()
+    assert len(liar.requests) == 2
+
+
+CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n3;x=y\r\nfgh\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "bytes_", "status", "body"),
+    [
+        ("get", CHUNKS, 200, b"abcdefgh"),
+        ("get", b"HTTP/1.1 100 Continue\r\n\r\n" + answer(200, b"then"), 200, b"then"),
+        ("get", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + answer(412), 412, b""),
+        ("get", answer(200, b"x" * 3_000_000), 200, b"x" * 3_000_000),
+        ("head", answer(200, b"", content_length="7"), 200, b""),
+        ("delete", b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        ("get", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n", 304, b""),
+    ],
+    ids=["chunks", "100 Continue", "103 Early Hints", "many pieces", "HEAD", "204", "304"],
+)
+async def test_answers_of_every_shape_leave_the_connection_fit_for_more(method, bytes_, status, body):
+    async with Liar(bytes_) as liar:
+        client = client_of(liar.endpoint)
+        for _ in range(3):
+            response = await getattr(client, method)("a", now)
+            assert (response.status, response.body) == (status, body)
+        await client.close()
+    assert liar.connections == 1
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection():
+    async def answer_and_close(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+        await writer.drain()
+
+    async with Liar(answer_and_close) as liar:
+        client = client_of(liar.endpoint)
+        for _ in range(2):
+            assert (await client.get("a", now)).body == b"all of it"
+        await client.close()
+    assert liar.connections == 2
+
+
+class Choosy(Liar):
+    """Answers its one request a connection before it has read the body, or reads that slowly."""
+
+    pause_s = 0.0
+
+    async def take(self, reader: asyncio.StreamReader) -> str:
+        if len(self.requests) == self.connections:
+            await asyncio.sleep(0.2)
+            return ""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if self.pause_s:
+            for _ in range(16):
+                await reader.readexactly(BIG // 16)
+                await asyncio.sleep(self.pause_s)
+        return head
+
+
+BIG = 16 << 20
+
+
+async def test_a_refusal_before_the_body_was_sent_is_heard_and_its_connection_not_kept():
+    async with Choosy(answer(403, b"no")) as liar:
+        client = client_of(liar.endpoint)
+        for _ in range(2):
+            response = await client.put("a", bytes(BIG), {}, now)
+            assert (response.status, response.body) == (403, b"no")
+        await client.close()
+    assert liar.connections == 2
+
+
+async def test_a_body_that_is_taken_slowly_is_no_silence():
+    async with Choosy(answer(200)) as liar:
+        liar.pause_s = 0.05
+        client = client_of(liar.endpoint, read_s=0.3)
+        assert (await client.put("a", bytes(BIG), {}, now)).status == 200
+        await client.close()
+
+
+async def test_a_header_cannot_smuggle_another():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        for value in ('"1"\r\nx-more: 1', '"1"\n', '"1"\r'):
+            with pytest.raises(ValueError, match=r"(?i)line ?break|newline|character"):
+                await client.put("a", b"", {"x-smuggled": f"a{value}b"}, now)
+        await client.close()
+    assert liar.requests == []
+
+
+async def test_tls_that_does_not_come_about_means_not_sent():
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint.replace("http:", "https:"), connect_s=0.3)
+        with pytest.raises(TransportError) as caught:
+            await client.put("a", b"", {}, now)
+        await client.close()
+    assert not caught.value.sent
+
+
 async def test_nobody_there_means_not_sent():
     async with Liar(answer()) as liar:
         pass
@@ -223,6 +388,26 @@ async def test_never_more_sockets_than_connections():
     assert liar.most <= 8
 
 
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [("ResponseHandler", object), ("ClientRequest", lambda url: url), ("aiohttp", object())],
+)
+@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+async def test_another_aiohttp_is_used_by_its_session(part, other, monkeypatch):
+    assert direct.fits()
+    with monkeypatch.context() as patch:
+        patch.setattr(direct, part, other)
+        assert not direct.fits()
+
+
+async def test_which_wire_serves(wire):
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint)
+        await client.get("a", now)
+        assert type(client._transport._wire).__name__.lower() == wire
+        await client.close()
+
+
 @pytest.mark.parametrize("bypass", [False, True])
 async def test_the_proxy_of_the_environment(monkeypatch, bypass):
     async with Liar(answer(204)) as proxy, Liar(answer(200)) as liar:
@@ -268,11 +453,12 @@ LEFT_OPEN = {
 
 
 @pytest.mark.parametrize("how", LEFT_OPEN)
-async def test_a_client_that_nobody_closes_leaves_no_noise(how):
+async def test_a_client_that_nobody_closes_leaves_no_noise(how, wire):
     script = f"""
         import asyncio, sys
         sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}
-        from test_s3_client import client_of, now
+        from test_s3_client import client_of, direct, now
+        direct.fits = lambda: {wire == "direct"}
 
         async def main(keep):
             client = client_of(sys.argv[1])

@@ -26,7 +26,7 @@ from buquet.errors import (
     WrongRegion,
     WrongSecret,
 )
-from buquet.s3.transport import Limits
+from buquet.s3.exchange import Limits
 from buquet.store.interface import (
     FENCE_S,
     Always,
