@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from buquet.protocol.task import Task, TaskStatus
     from buquet.queue import Queue
     from buquet.scheduler import Scheduler
+    from buquet.submissions import NewTask, Submitted
     from buquet.worker import TaskContext, Worker, WorkerRunOptions
 
 __version__ = "0.1.0"
@@ -46,6 +47,8 @@ _HOMES = {
     "Finding": "buquet.audit",
     "Report": "buquet.audit",
     "Monitor": "buquet.monitor",
+    "NewTask": "buquet.submissions",
+    "Submitted": "buquet.submissions",
     "RetryPolicy": "buquet.protocol.retry_policy",
     "Schedule": "buquet.protocol.schedule",
     "ScheduleLastRun": "buquet.protocol.schedule",
@@ -73,6 +76,7 @@ __all__ = [
     "InvalidInput",
     "InvalidInputType",
     "Monitor",
+    "NewTask",
     "OutcomeUnknown",
     "PermanentError",
     "Queue",
@@ -83,6 +87,7 @@ __all__ = [
     "ScheduleLastRun",
     "Scheduler",
     "StoreError",
+    "Submitted",
     "Task",
     "TaskContext",
     "TaskStatus",

@@ -11,44 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from buquet import deadletters
-from buquet._core import ident
+from buquet import deadletters, submissions
 from buquet._core.value import plain
 from buquet.audit import Report, verify
-from buquet.errors import (
-    InvalidInput,
-    InvalidInputType,
-    NewerLayout,
-    OutcomeUnknown,
-    PoisonRecord,
-    Unavailable,
-)
+from buquet.errors import InvalidInput, InvalidInputType, NewerLayout, PoisonRecord
 from buquet.ledger import Ledger
 from buquet.listing import readable, shard_pages
 from buquet.protocol import schedule as scheduling
-from buquet.protocol.arguments import (
-    check_integer,
-    check_max_retries,
-    check_task_id,
-    check_task_type,
-    check_timeout_seconds,
-)
+from buquet.protocol.arguments import check_integer, check_task_id
 from buquet.protocol.keys import Keys
 from buquet.protocol.retry_policy import RetryPolicy
 from buquet.protocol.schedule import Definition, Schedule, ScheduleLastRun, schedule_of
-from buquet.protocol.task import EPOCH, Task, TaskStatus, history_of, task_of
-from buquet.protocol.transitions import submitted
+from buquet.protocol.task import Task, TaskStatus, history_of, task_of
 from buquet.schedules import Schedules
-from buquet.store.interface import FenceExpired
 from buquet.store.retry import Retrying
+from buquet.submissions import CONCURRENCY, DEFAULT_PRIORITY, NewTask, Submitted
 
-DEFAULT_PRIORITY = 5
 MAX_PAYLOAD_BYTES = 1 << 20
 STALE_CLOCK_MS = 2_000
 WAIT_FIRST_S = 0.05
@@ -150,39 +134,59 @@ class Queue:
         Unavailable
             The store could not be reached; nothing was stored.
         """
-        check_task_type(task_type)
-        check_timeout_seconds(timeout_seconds)
-        check_max_retries(max_retries)
-        check_integer("priority", priority, least=0, most=9)
-        if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
-            raise InvalidInputType(f"retry_policy must be a RetryPolicy, not {type(retry_policy).__name__}")
-        input_json = self.to_json(input, "input")
-        minted_at = self.clock.monotonic()
-        now_ms = self.store.time.lower_ms()
-        due_ms = now_ms if schedule_at is None else max(now_ms, _due_ms(schedule_at))
-        record = submitted(
-            task_id=ident.mint(due_ms, priority, self.clock.bits(58)),
-            task_type=task_type,
-            input_json=input_json,
-            priority=priority,
-            created_ms=now_ms,
-            due_ms=due_ms,
-            timeout_seconds=timeout_seconds,
-            max_retries=max_retries,
-            retry_policy=retry_policy or RetryPolicy(),
-            nonce=self.ledger.mint_nonce(),
+        return await self._submit(
+            NewTask(
+                task_type,
+                input,
+                timeout_seconds,
+                max_retries,
+                retry_policy,
+                schedule_at,
+                priority=priority,
+            )
         )
-        try:
-            await self.ledger.submit(record, minted_at=minted_at)
-        except OutcomeUnknown as error:
-            error.task_id = record.id
-            raise
-        except FenceExpired as expired:
-            raise Unavailable(
-                f"the process stood still before the task could be sent ({expired}); nothing was stored: "
-                "submit it again"
-            ) from expired
-        return task_of(record)
+
+    async def _submit(self, new: NewTask) -> Task:
+        return await submissions.submit(self.ledger, new, self.to_json)
+
+    def submit_many(
+        self, tasks: Iterable[NewTask] | AsyncIterable[NewTask], *, concurrency: int = CONCURRENCY
+    ) -> AsyncGenerator[Submitted, None]:
+        """Submit any number of tasks; one that fails does not stop the others. One request each.
+
+        Items are taken as the results are asked for: at most `concurrency` are in flight, and at
+        most twice as many were taken whose results were not yet given. What an iterable that is not
+        asynchronous does between two items blocks the event loop.
+
+        While the store is away, items go out one at a time, each retried for up to a minute as by
+        `submit`: so an outage costs the `concurrency` items in flight and a few more a minute, not
+        all that follow.
+
+        If the loop over the results is left early (`break`, an error, a cancellation), no more items
+        are taken, and what is in flight is cancelled. Of those items whose results were not given,
+        the last 2 x `concurrency` at most, each may be stored or not. `contextlib.aclosing` waits
+        until that has ended.
+
+        Parameters
+        ----------
+        tasks:
+            The new tasks.
+        concurrency:
+            How many submissions may be in flight, 1 to 1,024; more than 64 need more connections
+            than there are.
+
+        Yields
+        ------
+        Submitted
+            For each item, in order: the item, with its task or with what `submit` raised for it.
+            What the iterable itself raises comes after the results of all items before that.
+
+        Raises
+        ------
+        InvalidInput, InvalidInputType
+            `concurrency` makes no sense, or `tasks` is no iterable.
+        """
+        return submissions.submit_many(self._submit, tasks, concurrency)
 
     def to_json(self, value: Any, where: str) -> bytes:
         """Write a user's value as JSON.
@@ -573,13 +577,3 @@ class Queue:
                 f"{shard!r} is not a shard: this queue's shards are {self.keys.shard_prefix_len} lower-case "
                 "hex digits"
             )
-
-
-def _due_ms(schedule_at: datetime) -> int:
-    if not isinstance(schedule_at, datetime):
-        raise InvalidInputType(f"schedule_at must be a datetime, not {type(schedule_at).__name__}")
-    try:
-        since_epoch = schedule_at.astimezone(UTC) - EPOCH
-    except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"schedule_at: {schedule_at} is outside the years 1 to 9999 in UTC") from error
-    return -(-since_epoch // timedelta(milliseconds=1))  # rounded up: never before the time asked for

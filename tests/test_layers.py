@@ -32,6 +32,7 @@ LEVELS = {
     "buquet.deadletters": 5,
     "buquet.archiver": 5,
     "buquet.signals": 5,
+    "buquet.submissions": 5,
     "buquet.queue": 5,
     "buquet.schedules": 5,
     "buquet.audit": 5,

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from buquet.cli import output
 from buquet.cli.demo_worker import TASK_TYPE
+from buquet.cli.loop import run_async
 from buquet.clock import SystemClock, token
 from buquet.connection import connect
 from buquet.errors import BuquetError
@@ -36,6 +37,7 @@ from buquet.protocol.retry_policy import RetryPolicy
 from buquet.protocol.task import Task, TaskStatus
 from buquet.queue import Queue
 from buquet.store.retry import Retrying
+from buquet.submissions import NewTask
 from buquet.testing.counting import CountingStore
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def run(
     """
     console = Console(quiet=as_json)
     try:
-        result = asyncio.run(_in_a_folder(console, endpoint, bucket, tasks, timeout_s))
+        result = run_async(_in_a_folder(console, endpoint, bucket, tasks, timeout_s))
     except KeyboardInterrupt:
         return INTERRUPTED
     except (BuquetError, WorkerEnded) as error:
@@ -244,16 +246,11 @@ class _Demo:
 
     async def _submit(self, count: int) -> list[str]:
         policy = RetryPolicy(initial_interval_ms=200)
-
-        async def submit(number: int) -> str:
-            value = {"number": number, "fails_first": number % FAILS_FIRST_EVERY == 0}
-            task = await self._queue.submit(TASK_TYPE, value, TASK_TIMEOUT_S, retry_policy=policy)
-            return task.id
-
-        task_ids: list[str] = []
-        for start in range(0, count, AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, count))
-            task_ids += await asyncio.gather(*map(submit, numbers))
+        values = (
+            {"number": number, "fails_first": number % FAILS_FIRST_EVERY == 0} for number in range(count)
+        )
+        tasks = (NewTask(TASK_TYPE, value, TASK_TIMEOUT_S, retry_policy=policy) for value in values)
+        task_ids = [submitted.result().id async for submitted in self._queue.submit_many(tasks)]
         self._progress.update(self._bar, total=count)
         self._say(f"{count:,} tasks submitted, two workers run them")
         return task_ids

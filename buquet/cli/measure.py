@@ -8,6 +8,7 @@ Example::
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import resource
 import sys
@@ -26,6 +27,7 @@ from buquet.protocol.keys import Keys
 from buquet.queue import Queue
 from buquet.store.interface import Blob, Condition, Entry, Page, Store, Written
 from buquet.store.retry import Retrying
+from buquet.submissions import NewTask
 from buquet.testing.counting import CountingStore
 from buquet.worker import Worker, WorkerRunOptions
 
@@ -207,17 +209,11 @@ class _Bench:
 
     async def _submit(self, count: int, at_once: int, advance: Callable[[int], None]) -> float:
         """Submit tasks; return how long it took, seconds."""
-        slots = asyncio.Semaphore(at_once)
-
-        async def one() -> None:
-            async with slots:
-                await self._queue.submit(TASK_TYPE, self._input)
-            advance(1)
-
         began = self._clock.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(one())
+        tasks = itertools.repeat(NewTask(TASK_TYPE, self._input), count)
+        async for submitted in self._queue.submit_many(tasks, concurrency=at_once):
+            submitted.result()
+            advance(1)
         return self._clock.monotonic() - began
 
     async def _drain(self, advance: Callable[[int], None], count: int) -> float:

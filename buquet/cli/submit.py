@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
+from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +18,7 @@ from buquet.cli.program import NEGATIVE, Verb
 if TYPE_CHECKING:
     from buquet.protocol.task import Task
     from buquet.queue import Queue
-
-AT_ONCE = 32
-"""How many lines are submitted at the same time."""
+    from buquet.submissions import NewTask, Submitted
 
 
 @click.command(
@@ -126,37 +124,63 @@ async def _submit_lines(
     delay_s: float | None,
     as_json: bool,  # noqa: FBT001
 ) -> int:
-    import asyncio
-
-    from buquet.errors import InvalidInput, InvalidInputType, OutcomeUnknown
-
     due = await _due(queue, at, delay_s)
-    refused = 0
-
-    async def one(number: int, line: str) -> str | None:
-        try:
-            given = parse_json(line, f"line {number}")
-            task = await queue.submit(task_type, given, schedule_at=due, **how)
-        except click.UsageError as error:
-            return error.format_message()
-        except (InvalidInput, InvalidInputType) as error:
-            return f"line {number}: {error}"
-        except OutcomeUnknown as error:
-            return f"line {number}: task {error.task_id} may stand or not: ask `buquet get {error.task_id}`"
-        if as_json:
-            output.emit({"line": number, "id": task.id})
-        else:
-            click.echo(task.id)
-        return None
-
+    told = _Told(as_json=as_json)
     with _opened(lines) as (numbered, total), output.progress("submitting", total) as advance:
-        while batch := list(itertools.islice(numbered, AT_ONCE)):
-            complaints = await asyncio.gather(*(one(number, line) for number, line in batch))
-            advance(len(batch))
-            for complaint in filter(None, complaints):
-                refused += 1
-                click.echo(f"Error: {complaint}", err=True)
-    return NEGATIVE if refused else 0
+        new_tasks = told.new_tasks(numbered, task_type, schedule_at=due, **how)
+        async for submitted in queue.submit_many(new_tasks):
+            told.tell(submitted)
+            advance(1)
+    if told.ended_by is not None:
+        raise told.ended_by
+    return NEGATIVE if told.refused else 0
+
+
+class _Told:
+    """Tells what becomes of each line. After an error that is not the line's own no more are taken."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.refused = 0
+        self.ended_by: Exception | None = None
+        self._as_json = as_json
+        self._taken: deque[int] = deque()
+        """The numbers of the lines that are being submitted, in order."""
+
+    def new_tasks(
+        self, numbered: Iterator[tuple[int, str]], task_type: str, **arguments: Any
+    ) -> Iterator[NewTask]:
+        from buquet.submissions import NewTask
+
+        for number, line in numbered:
+            if self.ended_by is not None:
+                return
+            try:
+                given = parse_json(line, f"line {number}")
+            except click.UsageError as error:
+                self._complain(error.format_message())
+                continue
+            self._taken.append(number)
+            yield NewTask(task_type, given, **arguments)
+
+    def tell(self, submitted: Submitted) -> None:
+        from buquet.errors import InvalidInput, InvalidInputType, OutcomeUnknown
+
+        number = self._taken.popleft()
+        match submitted.error:
+            case None if self._as_json:
+                output.emit({"line": number, "id": submitted.result().id})
+            case None:
+                click.echo(submitted.result().id)
+            case OutcomeUnknown(task_id=task_id):
+                self._complain(f"line {number}: task {task_id} may stand or not: ask `buquet get {task_id}`")
+            case error:
+                self._complain(f"line {number}: {error}")
+                if not isinstance(error, InvalidInput | InvalidInputType):
+                    self.ended_by = self.ended_by or error
+
+    def _complain(self, what: str) -> None:
+        self.refused += 1
+        click.echo(f"Error: {what}", err=True)
 
 
 class _opened:  # noqa: N801 - it reads as a function
