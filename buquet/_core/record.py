@@ -92,7 +92,17 @@ class _Layout(msgspec.Struct):
 
 _decoder = msgspec.json.Decoder(Record)
 _layout_decoder = msgspec.json.Decoder(_Layout)
-_encoder = msgspec.json.Encoder()
+
+
+def _as_builtin(value: object) -> object:
+    """Return what a value of a derived type is at bottom; `numpy.float64`, say, is a float."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a record cannot hold a {type(value).__name__}")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_as_builtin)
 
 
 def decode(body: bytes) -> Record:

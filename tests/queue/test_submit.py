@@ -221,6 +221,25 @@ async def test_a_bad_argument_is_named_and_nothing_stored(
     assert requests(queue).total == 0
 
 
+class Seconds(float):
+    """As `numpy.float64` is one."""
+
+
+class Kind(str):
+    pass
+
+
+@virtual
+async def test_numbers_and_text_of_derived_types_are_stored_as_what_they_are(world: World) -> None:
+    queue = world.queue()
+    policy = RetryPolicy(multiplier=Seconds(1.5))
+    task = await queue.submit(Kind("mail"), {}, Seconds(2.5), retry_policy=policy)
+    stored = await queue.get(task.id)
+    assert stored is not None
+    assert (stored.task_type, stored.timeout_seconds, stored.retry_policy.multiplier) == ("mail", 2.5, 1.5)
+    assert (type(stored.task_type), type(stored.timeout_seconds)) == (str, float)
+
+
 @virtual
 async def test_the_limits_are_the_ones_that_are_told(world: World) -> None:
     queue = world.queue()
