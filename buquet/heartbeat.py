@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from buquet.clock import token
-from buquet.errors import NewerLayout, PoisonRecord, StoreError
+from buquet.errors import NewerLayout, PoisonRecord, StoreError, Unavailable
 from buquet.incarnation import Incarnation
 from buquet.protocol.session import (
     LIVE,
@@ -199,12 +199,16 @@ class Heartbeat:
         session = self._session(self.me.snapshot(), rev=self._last.rev + 1)
         self._unsettled.add(session.nonce)
         sent_at = self._clock.monotonic()
-        written = await self._store.put(
-            self._key(),
-            encode(session),
-            IfMatches(self._etag),
-            ours=lambda body: _nonce(body) == session.nonce,
-        )
+        try:
+            written = await self._store.put(
+                self._key(),
+                encode(session),
+                IfMatches(self._etag),
+                ours=lambda body: _nonce(body) == session.nonce,
+            )
+        except Unavailable:
+            self._unsettled.discard(session.nonce)  # nothing of it was applied, nor will be
+            raise
         if written is not None:
             self._acknowledged(session, written.etag, sent_at)
             return

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from buquet._core.rfc3339 import parse_ms
@@ -104,13 +104,18 @@ class Watch:
         The protocol's steps on the queue.
     store:
         The queue's store; a LIST of the sessions is tried once, so that a failed one counts.
+    on_counted:
+        Called when it is known which sessions live, before anything is done about the others.
     """
 
-    def __init__(self, ledger: Ledger, store: Retrying) -> None:
-        self.live_sessions = 1
-        """How many sessions lived at the last check (W of rule 7)."""
+    def __init__(
+        self, ledger: Ledger, store: Retrying, on_counted: Callable[[], None] = lambda: None
+    ) -> None:
+        self.live: list[str] = []
+        """The incarnations whose sessions lived at the last check."""
         self._ledger = ledger
         self._store = store
+        self._on_counted = on_counted
         self._clock = ledger.clock
         self._prefix = ledger.keys.prefix
         self._sightings: dict[str, _Sighting] = {}
@@ -120,6 +125,11 @@ class Watch:
         self._refusals: list[StoreError | FenceExpired] = []
         """What single objects met during this check."""
         self._listed_at = -math.inf
+
+    @property
+    def live_sessions(self) -> int:
+        """How many sessions lived at the last check (W of rule 7)."""
+        return max(1, len(self.live))
 
     async def check(self, own_id: str) -> None:
         """Look at all sessions once, and act on them if it is this monitor's turn.
@@ -220,7 +230,8 @@ class Watch:
                 known.since = now
             self._sightings[key] = known
         self._listed_at = now
-        self.live_sessions = max(1, sum(self._lives(session) for session in seen))
+        self.live = [session.key.incarnation for session in seen if self._lives(session)]
+        self._on_counted()
 
     def _lives(self, session: _Seen) -> bool:
         sighting = self._sightings[session.listed.key]

@@ -11,6 +11,7 @@ Example::
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from buquet._core.shard import xxh64
 
@@ -24,6 +25,26 @@ TRIERS = 2
 def fraction(worker_id: str, task_id: str) -> float:
     """Hash a worker and a task to a number in [0, 1)."""
     return xxh64(f"{worker_id}/{task_id}".encode()) / 2**64
+
+
+def is_nearest(share: float, task_id: str, rivals: Iterable[str]) -> bool:
+    """Whether none of the other workers has a smaller fraction of a task.
+
+    Parameters
+    ----------
+    share:
+        This worker's `fraction` of it.
+    task_id:
+        The task.
+    rivals:
+        The other workers.
+    """
+    return all(fraction(rival, task_id) >= share for rival in rivals)
+
+
+def nearest(task_id: str, workers: Iterable[str]) -> float:
+    """Return the smallest fraction that one of these workers has of a task."""
+    return min(fraction(worker, task_id) for worker in workers)
 
 
 def patience_s(share: float, *, workers: int) -> float:

@@ -8,7 +8,7 @@ Example::
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from buquet.errors import PoisonRecord
 
@@ -69,7 +69,7 @@ class RetryPolicy:
 
     def to_fields(self) -> dict[str, float]:
         """Return the policy as it stands in a record."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod
     def from_fields(cls, stored: dict[str, float] | None) -> RetryPolicy:
@@ -82,11 +82,13 @@ class RetryPolicy:
         """
         if stored is None:
             return cls()
-        known = {field.name for field in fields(cls)}
         try:
-            return cls(**{name: value for name, value in stored.items() if name in known})  # type: ignore[arg-type]
+            return cls(**{name: stored[name] for name in _FIELDS if name in stored})  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
             raise PoisonRecord(f"retry_policy: {error}") from error
+
+
+_FIELDS = tuple(field.name for field in fields(RetryPolicy))
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:

@@ -23,6 +23,7 @@ from buquet.errors import PoisonRecord
 from buquet.protocol.retry_policy import RetryPolicy
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
 
 LAST_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the last time that can be written."""
@@ -177,7 +178,7 @@ def check_stored_time(text: str, *, last_ms: int = LAST_MS) -> None:
 
 
 def _read_time(text: str) -> datetime:
-    return EPOCH + timedelta(milliseconds=parse_ms(text))
+    return EPOCH + parse_ms(text) * MILLISECOND
 
 
 def _read_optional(text: str | None) -> datetime | None:

@@ -72,16 +72,19 @@ def decode(body: bytes, *, task_id: str) -> Record:
     return record
 
 
+_MOST = {
+    "rev": 2**62,
+    "priority": LOWEST_PRIORITY,
+    "attempt": MAX_ATTEMPT,
+    "retry_count": MAX_COUNT,
+    "max_retries": MAX_COUNT,
+    "timeout_seconds": MAX_COUNT,
+}
+
+
 def _check_ranges(record: Record) -> None:
-    numbers = {
-        "rev": (record.rev, 2**62),
-        "priority": (record.priority, LOWEST_PRIORITY),
-        "attempt": (record.attempt, MAX_ATTEMPT),
-        "retry_count": (record.retry_count, MAX_COUNT),
-        "max_retries": (record.max_retries, MAX_COUNT),
-        "timeout_seconds": (record.timeout_seconds, MAX_COUNT),
-    }
-    for name, (value, most) in numbers.items():
+    for name, most in _MOST.items():
+        value = getattr(record, name)
         if not 0 <= value <= most:
             raise ValueError(f"{name} is {value}, which is not between 0 and {most}")
 

@@ -11,7 +11,7 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
 # Expat fetches nothing, and entities can only be declared by a DTD, which `_Builder` refuses.
@@ -39,8 +39,7 @@ class Error:
     region: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """One object of a listing: size in bytes, time of its last change in Unix ms."""
 
     key: str
@@ -140,10 +139,12 @@ def _text(element: Element, name: str) -> str:
 
 
 def _listed(element: Element, *, encoded: bool) -> Listed:
-    key = _text(element, "Key")
+    # A page has a thousand of them, and an exact tag is found three times as fast as one of any namespace.
+    space = element.tag.removesuffix("Contents")
+    key = element.findtext(f"{space}Key", "")
     return Listed(
         key=unquote_plus(key) if encoded else key,
-        size=int(_text(element, "Size")),
-        etag=_text(element, "ETag").strip('"'),
-        modified_ms=parse_ms(_text(element, "LastModified")),
+        size=int(element.findtext(f"{space}Size", "")),
+        etag=element.findtext(f"{space}ETag", "").strip('"'),
+        modified_ms=parse_ms(element.findtext(f"{space}LastModified", "")),
     )

@@ -80,7 +80,7 @@ OPEN = frozenset({Verdict.UNDECIDED, Verdict.CONFLICT, Verdict.BUSY})
 _MESSAGE_LIMIT = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """One answer, what it says, and what it answers to. `date_ms` is its `Date`, Unix ms."""
 

@@ -305,6 +305,8 @@ class Retrying:
     def __init__(self, store: Store, clock: Clock, limits: RetryLimits = DEFAULT_LIMITS) -> None:
         self.once = store
         """The store below: one attempt a call, for what must never be sent twice."""
+        self.time: StoreClock = store.time
+        """The store's time."""
         self._clock = clock
         self._limits = limits
         self._budget = RetryBudget(clock, limits)
@@ -313,11 +315,6 @@ class Retrying:
     def capabilities(self) -> Capabilities:
         """What the store can do."""
         return self.once.capabilities
-
-    @property
-    def time(self) -> StoreClock:
-        """The store's time."""
-        return self.once.time
 
     @property
     def back_at(self) -> float:

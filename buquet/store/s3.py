@@ -51,30 +51,29 @@ if TYPE_CHECKING:
     from buquet.clock import StoreClock
     from buquet.config import Settings
 
-_SETTLED = frozenset({Verdict.DONE, Verdict.ABSENT, Verdict.NOT_MET})
+_SETTLED = (Verdict.DONE, Verdict.ABSENT, Verdict.NOT_MET)
+
+_NO_ERROR = Error()
 
 _ENCRYPTION = "x-amz-server-side-encryption"
+_CUSTOMER_KEY = f"{_ENCRYPTION}-customer-algorithm"
 
 _OLD_S = 3600.0
 """The age of a signature that every store which looks at it refuses; the limit is 15 minutes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
-    """A request that can be signed and sent, and sent again."""
+    """A request that can be signed and sent, and sent again; and how it was signed last."""
 
     operation: Operation
     key: str | None
     send: Callable[[BeforeSign], Awaitable[Response]]
     read_at: float | None = None
-
-
-@dataclass(slots=True)
-class _Moment:
-    """When a request was signed (`clock.monotonic()`), by which clock and with which credentials."""
-
-    at: float = 0.0
+    signed_at: float = 0.0
+    """`clock.monotonic()`."""
     generation: int = 0
+    """That of the credentials."""
     by_store_time: bool = False
 
 
@@ -122,9 +121,10 @@ class S3Store:
         answer = await self._attempt(_Request(Operation.GET, key, partial(self._client.get, key)))
         if answer.verdict is Verdict.ABSENT:
             return None
-        if not self._is_whole(answer):
+        etag = _etag(answer)
+        if not self._is_whole(answer, etag):
             raise undecided(answer, "its body is not the one that its ETag names")
-        return Blob(key, answer.response.body, _etag(answer), _modified_ms(answer), answer.date_ms)
+        return Blob(key, answer.response.body, etag, _modified_ms(answer), answer.date_ms)
 
     async def head(self, key: str) -> Entry | None:
         """Read an object's entry; None if the key holds none.
@@ -177,7 +177,7 @@ class S3Store:
             listing = parse_listing(answer.response.body)
         except MalformedXmlError as error:
             raise undecided(answer, str(error)) from None
-        entries = tuple(Entry(o.key, o.size, o.etag, o.modified_ms) for o in listing.objects)
+        entries = tuple(Entry(*listed) for listed in listing.objects)
         return Page(entries, listing.truncated, answer.date_ms)
 
     async def create_bucket(self) -> None:
@@ -186,13 +186,11 @@ class S3Store:
 
     async def refuses_old_signatures(self, key: str) -> bool:
         """Read `key` with a signature of an hour ago; whether the store refuses that."""
-        moment = _Moment()
 
-        def an_hour_ago() -> float:
-            return self._before_sign(None, moment) - _OLD_S
+        async def an_hour_ago(before_sign: BeforeSign) -> Response:
+            return await self._client.get(key, lambda: before_sign() - _OLD_S)
 
-        request = _Request(Operation.GET, key, lambda _: self._client.get(key, an_hour_ago))
-        answer = self._read(request, await self._send(request, moment), moment)
+        answer = await self._exchange(_Request(Operation.GET, key, an_hour_ago))
         if answer.verdict in OPEN:
             raise undecided(answer, "whether it is refused is open")
         return answer.verdict not in _SETTLED
@@ -205,17 +203,17 @@ class S3Store:
         """Send one request; return an answer that settles it, raise the error of any other."""
         mended: set[Verdict] = set()
         while True:
-            moment = _Moment()
-            answer = self._read(request, await self._send(request, moment), moment)
+            answer = await self._exchange(request)
             if answer.verdict in _SETTLED:
                 return answer
-            if answer.verdict in mended or not await self._mend(answer.verdict, moment):
+            if answer.verdict in mended or not await self._mend(answer.verdict, request):
                 raise failure(answer, self._client.endpoint, self._client.region)
             mended.add(answer.verdict)
 
-    async def _send(self, request: _Request, moment: _Moment) -> Response:
+    async def _exchange(self, request: _Request) -> Answer:
+        """Send a request once and judge its answer."""
         try:
-            return await request.send(partial(self._before_sign, request.read_at, moment))
+            return self._read(request, await request.send(partial(self._before_sign, request)))
         except TransportError as error:
             name = subject(request.operation, request.key)
             raise Undecided(
@@ -224,43 +222,43 @@ class S3Store:
                 key=request.key,
             ) from error
 
-    def _before_sign(self, read_at: float | None, moment: _Moment) -> float:
+    def _before_sign(self, request: _Request) -> float:
         """Hold the fence and note the moment; return the Unix time to sign with, in seconds."""
-        check_fence(self._time, read_at)
-        moment.at = self._time.clock.monotonic()
-        moment.generation = self._client.credentials.generation
-        moment.by_store_time = self._signs_by_store_time()
-        return self._time.now_ms() / 1000 if moment.by_store_time else self._time.clock.unix()
+        check_fence(self._time, request.read_at)
+        local_s = self._time.clock.unix()
+        request.signed_at = self._time.clock.monotonic()
+        request.generation = self._client.credentials.generation
+        request.by_store_time = self._signs_by_store_time(local_s)
+        return self._time.now_ms() / 1000 if request.by_store_time else local_s
 
-    def _signs_by_store_time(self) -> bool:
+    def _signs_by_store_time(self, local_s: float) -> bool:
         if self._trusts is not _Trust.LOCAL_UNLESS_AHEAD:
             return self._trusts is _Trust.STORE
         # A signature from the future would be good for longer than 15 minutes, and a request
         # that was held up could then act after the 20 that the protocol reckons with.
-        ahead_ms = self._time.clock.unix() * 1000 - self._time.upper_ms()
-        return self._time.synced and ahead_ms > JUMP_MS
+        return self._time.synced and local_s * 1000 - self._time.upper_ms() > JUMP_MS
 
-    def _read(self, request: _Request, response: Response, moment: _Moment) -> Answer:
+    def _read(self, request: _Request, response: Response) -> Answer:
         """Learn the store's time from an answer, and judge what it says."""
         date_ms = _header_ms(response, "date")
         if date_ms is None:
             date_ms = self._time.now_ms()
         else:
-            self._time.observe(date_ms, resolution_ms=1000, sent=moment.at)
-        error = parse_error(response.body) if response.status >= 300 else Error()
+            self._time.observe(date_ms, resolution_ms=1000, sent=request.signed_at)
+        error = parse_error(response.body) if response.status >= 300 else _NO_ERROR
         verdict = self._driver.verdict(request.operation, response.status, error.code)
         return Answer(request.operation, request.key, response, error, verdict, date_ms)
 
-    def _is_whole(self, answer: Answer) -> bool:
+    def _is_whole(self, answer: Answer, etag: str) -> bool:
         """Whether a body is what its ETag names, so that none that was cut short is believed.
 
         HTTP does not tell where a proxy has shortened `Content-Length` as well. A store whose
         ETags are no MD5 sums is known by a first body that comes twice.
         """
         body = answer.response.body
-        if self._etags_are_md5 is False or not _has_md5_etag(answer):
+        if self._etags_are_md5 is False or not _is_md5(etag, answer):
             return True
-        if _etag(answer) == md5(body, usedforsecurity=False).hexdigest():
+        if etag == md5(body, usedforsecurity=False).hexdigest():
             self._etags_are_md5 = True
         elif self._etags_are_md5 is None and body == self._doubted:
             self._etags_are_md5 = False
@@ -269,14 +267,14 @@ class S3Store:
             return False
         return True
 
-    async def _mend(self, verdict: Verdict, moment: _Moment) -> bool:
+    async def _mend(self, verdict: Verdict, request: _Request) -> bool:
         """Remove the cause of a refusal; return whether the request is worth a resend."""
         if verdict is Verdict.SKEWED:
             # Whichever clock was refused, the other is right (a proxy may send its own Date).
-            self._trusts = _Trust.LOCAL if moment.by_store_time else _Trust.STORE
+            self._trusts = _Trust.LOCAL if request.by_store_time else _Trust.STORE
             return True
         if verdict is Verdict.EXPIRED:
-            return await self._client.credentials.renew(moment.generation)
+            return await self._client.credentials.renew(request.generation)
         return False
 
 
@@ -306,7 +304,7 @@ def open_store(settings: Settings, time: StoreClock, limits: Limits | None = Non
     return S3Store(S3Client(endpoint, region, credentials, limits), driver, time)
 
 
-def _has_md5_etag(answer: Answer) -> bool:
+def _is_md5(etag: str, answer: Answer) -> bool:
     """Whether S3 makes such an object's ETag from its body alone.
 
     Not if it was copied in parts, or is encrypted with a key of KMS or the customer's:
@@ -314,7 +312,7 @@ def _has_md5_etag(answer: Answer) -> bool:
     """
     headers = answer.response.headers
     by_kms = headers.get(_ENCRYPTION, "").startswith("aws:kms")
-    return not (by_kms or f"{_ENCRYPTION}-customer-algorithm" in headers or "-" in _etag(answer))
+    return not ("-" in etag or by_kms or _CUSTOMER_KEY in headers)
 
 
 def _etag(answer: Answer) -> str:

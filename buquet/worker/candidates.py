@@ -10,16 +10,35 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from buquet.clock import Clock
-from buquet.protocol.choice import fraction, patience_s
+from buquet.protocol.choice import fraction, is_nearest, nearest, patience_s
 from buquet.worker.finder import Seen
 from buquet.worker.recent import Recent
+
+PATIENT_S = 10.0
+"""Nobody waits as long as that, so it need not be known any more when a marker was first seen."""
+
+DELETED_S = 5.0
+"""A marker that is deleted may yet stand in a page that was listed before; after this it is forgotten."""
+
+FRESH_S = 0.25
+"""From a page that is older than this no task is tried that another worker is nearer to."""
+
+MOST_ASKED = 16
+"""Of no more other workers it is computed when one of them comes to a task."""
+
+MOST_TAKEN = 4
+"""A page of which so many tasks turned out to be taken is out of date."""
 
 
 class Candidates:
     """Due markers in the order of this worker's choice.
+
+    Of one priority those come first that no other live session is nearer to. The others' are tried one at a
+    time until one of them was to be had, and again once one was taken: they are left over where a worker is
+    away or behind, and else being run, whose markers stand for a moment yet.
 
     Parameters
     ----------
@@ -35,10 +54,21 @@ class Candidates:
         self._identity = identity
         self._clock = clock
         # By key in the end: the two markers of a retried task share all that stands before it.
-        self._ready: list[tuple[int, float, str, Seen]] = []
-        self._later: list[tuple[float, int, float, str, Seen]] = []
+        self._ready: list[tuple[int, bool, float, str, Seen]] = []
+        self._later: list[tuple[float, float, str, Seen]] = []
+        self._listed_at = -math.inf
+        self._taken = 0
+        self._rivals: list[str] = []
+        self._others_are_free = False
+        self._probe: str | None = None
         self._left = Recent()
         self._first_seen = Recent()
+
+    def meet(self, identity: str, sessions: Collection[str]) -> None:
+        """Note by which name others know this worker, and the names of all sessions that live."""
+        self._identity = identity
+        self._rivals = [session for session in sessions if session != identity]
+        self.workers = 1 + len(self._rivals)
 
     def is_open(self, seen: Seen) -> bool:
         """Whether there is any use in trying this marker now."""
@@ -50,30 +80,68 @@ class Candidates:
 
     def leave(self, key: str, *, for_s: float = math.inf) -> None:
         """Do not try a marker for the next `for_s` seconds."""
-        self._left.put(key, self._clock.monotonic() + for_s)
+        now = self._clock.monotonic()
+        self._left.put(key, now + for_s)
+        self._left.forget_up_to(now)
+
+    def forget(self, key: str) -> None:
+        """Take note that a marker is deleted."""
+        self._first_seen.forget(key)
+        self.leave(key, for_s=DELETED_S)
 
     def refill(self, found: Sequence[Seen], *, now_ms: int) -> None:
         """Replace what is there by the open markers of a page just listed; `now_ms` is the store's time."""
         now = self._clock.monotonic()
-        self._ready, self._later = [], []
+        self._clear()
+        self._listed_at, self._taken, self._probe = now, 0, None
         for seen in found:
             share = fraction(self._identity, seen.marker.task_id)
             patience = patience_s(share, workers=self.workers)
             since_due_s = (now_ms - seen.marker.due_ms) / 1000
             ready_at = max(now - since_due_s, self._first_seen.setdefault(seen.key, now)) + patience
-            heapq.heappush(self._later, (ready_at, seen.marker.priority, share, seen.key, seen))
+            heapq.heappush(self._later, (ready_at, share, seen.key, seen))
+            self._first_seen.forget_up_to(now - PATIENT_S)
 
     def pop(self) -> Seen | None:
         """Return the next marker to try; None if there is none, or none yet."""
         now = self._clock.monotonic()
         while self._later and self._later[0][0] <= now:
-            heapq.heappush(self._ready, heapq.heappop(self._later)[1:])
+            _, share, key, seen = heapq.heappop(self._later)
+            heapq.heappush(self._ready, (seen.marker.priority, *self._place(share, seen), key, seen))
         while self._ready:
-            seen = heapq.heappop(self._ready)[-1]
-            if self.is_open(seen):
+            _, is_others, _, key, seen = self._ready[0]
+            is_doubtful = is_others and not self._others_are_free
+            if self.is_open(seen) and not (is_doubtful and now - self._listed_at > FRESH_S):
+                if is_doubtful and self._probe is not None:
+                    return None
+                self._probe = key if is_doubtful else self._probe
+                heapq.heappop(self._ready)
                 return seen
+            heapq.heappop(self._ready)
         return None
+
+    def tried(self, key: str, *, is_taken: bool) -> None:
+        """Note whether a marker's task turned out to be taken by another worker."""
+        is_probe = key == self._probe
+        self._probe = None if is_probe else self._probe
+        self._others_are_free = not is_taken and (is_probe or self._others_are_free)
+        self._taken += is_taken
+        if is_taken and (is_probe or self._taken >= MOST_TAKEN):
+            self._clear()
 
     def next_in_s(self) -> float:
         """How long until another marker has waited long enough for this worker, seconds."""
         return max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else math.inf
+
+    def _place(self, share: float, seen: Seen) -> tuple[bool, float]:
+        """Where a marker stands among those of its priority.
+
+        First our own, nearest first; then the others', first those to which their own worker comes last.
+        """
+        task_id = seen.marker.task_id
+        if is_nearest(share, task_id, self._rivals):
+            return False, share
+        return True, -nearest(task_id, self._rivals[:MOST_ASKED])
+
+    def _clear(self) -> None:
+        self._ready, self._later = [], []

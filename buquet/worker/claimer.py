@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 from buquet._core.record import lease_ends_ms
 from buquet.deletions import Deletions
@@ -31,11 +31,13 @@ LOOK_AGAIN_S = 2.0
 DELETED_SOON_S = 30.0
 """A marker that is being deleted is left alone for this long."""
 
+LEDGER_S = 60.0
+"""That a task has a ledger is remembered so long beyond when its marker is to be looked at again."""
+
 UNREADABLE_S = 60.0
 """A record that cannot be read is looked at again after this."""
 
 CLAIMS_WEIGHED = 100
-ENOUGH_CLAIMS = 20
 CONTENDED = 0.05
 """Above this share of lost claims a worker reads the ledger before it writes (rule 7)."""
 
@@ -85,7 +87,6 @@ class Claimer:
         StoreError
             The store did not answer, or refused.
         """
-        self._candidates.leave(seen.key, for_s=LOOK_AGAIN_S)
         try:
             attempted = await self._ledger.claim(
                 seen.marker,
@@ -97,17 +98,25 @@ class Claimer:
         except (PoisonRecord, NewerLayout) as error:
             log.warning("left alone: %s", error)
             self._candidates.leave(seen.key, for_s=UNREADABLE_S)
+            self._candidates.tried(seen.key, is_taken=False)
             if isinstance(error, PoisonRecord):
                 await self._ledger.note_poison(seen.marker.task_id, str(error))
             return None
         except FenceExpired:
             return None
+        self._candidates.tried(seen.key, is_taken=_is_taken(attempted))
         return self._note(seen, attempted)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Take note that these markers are deleted."""
+        for key in keys:
+            self._has_ledger.forget(key)
+            self._candidates.forget(key)
 
     def _look(self, seen: Seen) -> Look:
         if seen.key in self._has_ledger:
             return Look.LEDGER
-        contended = len(self._lost) >= ENOUGH_CLAIMS and sum(self._lost) > CONTENDED * len(self._lost)
+        contended = sum(self._lost) > CONTENDED * len(self._lost)
         return Look.BOTH if contended else Look.MARKER
 
     def _note(self, seen: Seen, attempted: Attempted) -> Claim | None:
@@ -116,13 +125,12 @@ class Claimer:
                 self._lost.append(False)
                 self._counters.claimed += 1
                 # Deleted long before, unless this claim's outcome is never written.
-                self._has_ledger.put(seen.key, 1)
                 self._leave_until(seen.key, lease_ends_ms(attempted.record) + LEASE_SLACK_MS)
                 return attempted
             case Lost():
                 self._lost.append(True)
                 self._counters.claims_lost += 1
-                self._has_ledger.put(seen.key, 1)
+                self._note_ledger(seen.key, LOOK_AGAIN_S)
             case TakenBack():
                 self._counters.taken_back += 1
                 log.info("task %s taken back: its lease has ended", seen.marker.task_id)
@@ -134,10 +142,24 @@ class Claimer:
             case Leave(until_ms=None):
                 self._candidates.leave(seen.key)
             case Leave(until_ms=int(until_ms)):
-                self._has_ledger.put(seen.key, 1)
                 self._leave_until(seen.key, until_ms)
         return None
 
     def _leave_until(self, key: str, until_ms: int) -> None:
-        wait_ms = until_ms - self._ledger.store.time.lower_ms()
-        self._candidates.leave(key, for_s=max(wait_ms / 1000, LOOK_AGAIN_S))
+        """Leave the marker of a task that has a ledger alone until then."""
+        wait_s = max((until_ms - self._ledger.store.time.lower_ms()) / 1000, LOOK_AGAIN_S)
+        self._candidates.leave(key, for_s=wait_s)
+        self._note_ledger(key, wait_s)
+
+    def _note_ledger(self, key: str, wait_s: float) -> None:
+        now = self._ledger.clock.monotonic()
+        self._has_ledger.put(key, now + wait_s + LEDGER_S)
+        self._has_ledger.forget_up_to(now)
+
+
+def _is_taken(attempted: Attempted) -> bool:
+    """Whether another worker turned out to have the task, or to have had it."""
+    match attempted:
+        case Lost() | Gone() | Garbage() | Leave(until_ms=int()):
+            return True
+    return False

@@ -52,7 +52,9 @@ class Execution:
         """A handler that no time-out could stop and that goes on after its attempt."""
         self._handler = handler
         self._queue = queue
-        self._released = asyncio.Event()
+        self._is_released = False
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the handler has ended, its time is over, or it is to be interrupted."""
 
     @property
     def is_late(self) -> bool:
@@ -61,7 +63,8 @@ class Execution:
 
     def release(self) -> None:
         """Interrupt the attempt: it comes to a release, unless the handler has just ended."""
-        self._released.set()
+        self._is_released = True
+        self._end()
 
     async def run(self) -> Outcome:
         """Run the handler to its end, its time-out or its release."""
@@ -104,22 +107,26 @@ class Execution:
         assert task.lease_expires_at is not None  # noqa: S101 - a claimed task has a lease
         context = TaskContext(task.id, task.attempt, task, task.lease_expires_at)
         limit_s = max(0.0, min(task.timeout_seconds, self._lease_left_s()))
-        call = self._handler.start(task.input, context)
-        released = asyncio.ensure_future(self._released.wait())
+        call = self._handler.start(task.input, context, self._end)
+        timer = asyncio.get_running_loop().call_later(limit_s, self._end)
         try:
-            await asyncio.wait({call, released}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await self._over
             if call.done():
                 return call.result()
             await self._interrupt(call)
-            if not released.done():
+            if not self._is_released:
                 raise TimeoutError(f"the handler ran longer than {limit_s:g} s")
             if self.leftover is None and not call.cancelled() and call.exception() is None:
                 return call.result()
             raise _Released  # what it raised when it was interrupted is no failure of its own
         finally:
-            released.cancel()
+            timer.cancel()
             if self.leftover is None:
                 call.cancel()
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _lease_left_s(self) -> float:
         return (lease_ends_ms(self.held.record) - self._queue.store.time.now_ms()) / 1000

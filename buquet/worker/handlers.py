@@ -6,7 +6,7 @@ in a daemon thread of its own, which no time-out can stop.
 Example::
 
     handler = Handler(send_email)
-    result = await handler.start({"to": "user@example.com"}, ctx)
+    result = await handler.start({"to": "user@example.com"}, ctx, on_end=lambda: None)
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ class Handler:
         self.is_async = _is_async(function)
         self._pass_context = _context_passer(function)
 
-    def start(self, value: Any, context: TaskContext) -> asyncio.Future[Any]:
-        """Start the handler. Cancelling the future stops it only if the handler is async."""
+    def start(self, value: Any, context: TaskContext, on_end: Callable[[], None]) -> asyncio.Future[Any]:
+        """Start the handler. Cancelling the future stops it only if the handler is async.
+
+        `on_end` is called when the handler has ended, a turn of the loop before callbacks of the future.
+        """
         call = self._pass_context(value, context)
         if self.is_async:
-            return asyncio.ensure_future(_guarded(call))
-        return _in_thread(call, name=f"buquet-{context.task_id}")
+            return asyncio.ensure_future(_guarded(call, on_end))
+        return _in_thread(call, on_end, name=f"buquet-{context.task_id}")
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -98,7 +101,7 @@ def inside_handler() -> bool:
     return _inside.get()
 
 
-async def _guarded(call: Callable[[], Any]) -> Any:
+async def _guarded(call: Callable[[], Any], on_end: Callable[[], None]) -> Any:
     _inside.set(True)
     # An exit that leaves a coroutine would stop the whole event loop.
     try:
@@ -107,6 +110,8 @@ async def _guarded(call: Callable[[], Any]) -> Any:
         raise
     except BaseException as error:
         raise HandlerExit(described(error)) from error
+    finally:
+        on_end()
 
 
 def described(error: BaseException) -> str:
@@ -129,7 +134,7 @@ def _not_awaitable(result: Any) -> Any:
     return result
 
 
-def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
+def _in_thread(call: Callable[[], Any], on_end: Callable[[], None], *, name: str) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -140,6 +145,7 @@ def _in_thread(call: Callable[[], Any], *, name: str) -> asyncio.Future[Any]:
             done.set_result(result)
         else:
             done.set_exception(error)
+        on_end()
 
     def run() -> None:
         result: Any = None

@@ -7,11 +7,11 @@ completions of different slots overlap; deletions go out in batches beside them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 
 from buquet.clock import token
@@ -26,25 +26,27 @@ from buquet.scheduler import Scheduler
 from buquet.store.interface import FenceExpired
 from buquet.watch import Watch
 from buquet.worker.candidates import Candidates
-from buquet.worker.claimer import LOOK_AGAIN_S, Claimer
+from buquet.worker.claimer import Claimer
 from buquet.worker.counters import Counters
 from buquet.worker.execution import Execution
-from buquet.worker.finder import PAGES_A_LOOK, Finder, Seen
+from buquet.worker.finder import Finder, Seen
 from buquet.worker.handlers import Handler
+from buquet.worker.lookout import Lookout
 from buquet.worker.options import WorkerRunOptions
 from buquet.worker.outage import Outage
 from buquet.worker.settler import Settler
 
 log = logging.getLogger("buquet.worker")
 
-FIRST_PAUSE_S = 0.05
-"""How long an idle worker waits at first; doubled up to `poll_interval_ms`."""
-
-PAGE_LIFE_S = 1.0
-"""A listed page is used no longer than this, so that urgent tasks are seen."""
+WAIT_S = 0.05
+"""How often it is looked whether tasks may be started again, while none may."""
 
 FLUSH_S = 1.0
-"""How often markers are deleted."""
+"""How often a worker that is alone deletes markers. Of many each one does it more often, since a marker that
+stays costs the others a look."""
+
+MOST_OFTEN = 10
+"""How much more often at most."""
 
 FIRST_COUNTS_S = (1.0, 1.0, 2.0, 4.0, 8.0)
 COUNT_S = 30.0
@@ -52,9 +54,6 @@ COUNT_S = 30.0
 
 LAST_WORD_S = 10.0
 """How long a stopping worker tries to write the outcomes it still holds."""
-
-WHOLE_ROUND = sys.maxsize
-"""How many pages a look may read that must not miss anything."""
 
 UNSETTLED_TASKS = 8
 """Where the store paces writes, this many times `concurrency` tasks may await their outcome."""
@@ -96,9 +95,20 @@ class Run:
         self._options = options
         self._concurrency = concurrency
         self._write_interval_s = queue.store.capabilities.write_interval_s
-        self._finder = Finder(queue.store, queue.keys, shards)
+        self._outage = Outage(queue.clock)
         self._candidates = Candidates(token(queue.clock), queue.clock)
-        self._deletions = Deletions(queue.store)
+        self._met = asyncio.Event()
+        self._lookout = Lookout(
+            queue.store,
+            Finder(queue.store, queue.keys, shards),
+            self._candidates,
+            self._outage,
+            counted=self._met,
+            slots=concurrency,
+            longest_pause_s=options.poll_interval_ms / 1000,
+            misses_nothing=options.burst,
+        )
+        self._deletions = Deletions(queue.store, self._forget_markers)
         self._pulse = Pulse(queue, self._profile(worker_id, shards), self._drop_markers)
         self._claimer = Claimer(
             queue.ledger,
@@ -108,19 +118,17 @@ class Run:
             self._deletions,
             self.counters,
         )
-        self._watch = Watch(queue.ledger, queue.store)
+        self._watch = Watch(queue.ledger, queue.store, self._meet)
         self._held: dict[str, Claim] = {}
-        self._outage = Outage(queue.clock)
         self._settler = Settler(queue.ledger, self._deletions, self.counters, self._outage)
         self._slots = asyncio.Semaphore(concurrency)
         # A paced outcome has given its slot away, yet claims and outcomes share the connections.
-        self._requests = asyncio.Semaphore(concurrency)
+        self._requests: contextlib.AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(concurrency) if self._write_interval_s else contextlib.nullcontext()
+        )
         # Dicts serve as sets that keep their order: a simulation's run must be the same every time.
         self._work: dict[asyncio.Task[None], None] = {}
         self._executions: dict[Execution, None] = {}
-        self._listed_at = -math.inf
-        self._nothing_due = False
-        self._opens_soon = False
         self._left_to_start = math.inf if options.max_tasks is None else options.max_tasks
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -221,8 +229,9 @@ class Run:
             await asyncio.wait({hurry, settled})
 
     async def _flush_often(self) -> None:
+        await self._met.wait()
         while True:
-            await self._clock.sleep(FLUSH_S)
+            await self._clock.sleep(FLUSH_S / min(self._candidates.workers, MOST_OFTEN))
             await self._deletions.flush()
 
     # --- beside the work -------------------------------------------------------------------
@@ -246,6 +255,9 @@ class Run:
             if held is not None:
                 self._deletions.add(self._queue.keys.marker_key(held.marker), read_at=now)
 
+    def _forget_markers(self, keys: Collection[str]) -> None:
+        self._claimer.forget(keys)
+
     async def _watch_often(self) -> None:
         """Check the sessions if a monitor is wanted; count them in any case, for rule 7."""
         pauses = itertools.chain(FIRST_COUNTS_S, itertools.repeat(COUNT_S))
@@ -259,29 +271,36 @@ class Run:
                 log.debug("sessions not checked: %s", error)
             except FenceExpired as error:
                 log.debug("%s", error)
-            self._candidates.workers = self._watch.live_sessions
+            self._met.set()
             pause_s = next(pauses)
             if self._options.with_monitor:
                 pause_s = min(pause_s, self._watch.next_check_s(self._options.monitor_check_interval_s))
             await self._clock.sleep(pause_s)
 
+    def _meet(self) -> None:
+        self._candidates.meet(self._pulse.me.id, self._watch.live)
+        self._met.set()
+
     # --- finding work ----------------------------------------------------------------------
 
     async def _dispatch(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        try:
+            await self._keep_starting()
+        finally:
+            await self._lookout.close()
+
+    async def _keep_starting(self) -> None:
         while True:
             await self._slots.acquire()
-            seen = await self._next() if self._may_start() else None
+            may_start = self._may_start()
+            seen = await self._lookout.next(idle=not self._work) if may_start else None
             if seen is not None:
                 self._start(seen)
-                pause_s = FIRST_PAUSE_S
                 continue
             self._slots.release()
             if self._is_done():
                 return
-            ripe_in_s = self._candidates.next_in_s() if self._may_start() else math.inf
-            await self._clock.sleep(min(pause_s, ripe_in_s))
-            pause_s = min(pause_s * 2, self._options.poll_interval_ms / 1000)
+            await (self._lookout.rest() if may_start else self._clock.sleep(WAIT_S))
 
     def _may_start(self) -> bool:
         if self._stopping.is_set() or not self._pulse.may_claim:
@@ -289,65 +308,51 @@ class Run:
         return self._left_to_start > 0 and len(self._work) < UNSETTLED_TASKS * self._concurrency
 
     def _is_done(self) -> bool:
-        sated = self._left_to_start <= 0 or (self._options.burst and self._nothing_due)
+        sated = self._left_to_start <= 0 or (self._options.burst and self._lookout.nothing_due)
         return sated and not self._work
-
-    async def _next(self) -> Seen | None:
-        """Return a marker to try: from the page at hand while it is fresh, else from a new look."""
-        if self._clock.monotonic() - self._listed_at < PAGE_LIFE_S:
-            seen = self._candidates.pop()
-            if seen is not None:
-                return seen
-        self._nothing_due = self._opens_soon = False
-        # Work in flight may make more of it, also where this look has been already.
-        idle = not self._work
-        most_pages = WHOLE_ROUND if idle and self._options.burst else PAGES_A_LOOK
-        try:
-            found = await self._finder.look(self._is_open, most_pages=most_pages)
-        except Unavailable as error:
-            self._outage.note(error)
-            return None
-        self._outage.end()
-        self._listed_at = self._clock.monotonic()
-        self._nothing_due = idle and not found and not self._opens_soon
-        self._candidates.refill(found, now_ms=self._queue.store.time.upper_ms())
-        return self._candidates.pop()
-
-    def _is_open(self, seen: Seen) -> bool:
-        opens_in_s = self._candidates.opens_in_s(seen)
-        # A due marker that is left for a moment, such as a retry's before its record, is work yet.
-        self._opens_soon = self._opens_soon or 0 < opens_in_s <= LOOK_AGAIN_S
-        return opens_in_s <= 0
 
     # --- a slot ----------------------------------------------------------------------------
 
     def _start(self, seen: Seen) -> None:
         self._left_to_start -= 1
-        task = asyncio.create_task(self._carry(seen))
+        task = asyncio.create_task(self._fill(_Slot(self._slots), seen))
         self._work[task] = None
         task.add_done_callback(self._work.pop)
 
-    async def _carry(self, seen: Seen) -> None:
-        """Carry one task from its claim to its outcome, in one slot."""
-        slot = _Slot(self._slots)
+    async def _fill(self, slot: _Slot, seen: Seen | None) -> None:
+        """Carry one task after the other, for as long as there are some at hand."""
         try:
-            async with self._requests:
-                held = await self._claim(seen)
-            if held is None:
-                self._left_to_start += 1
-            else:
-                writable_at = self._clock.monotonic() + self._write_interval_s
-                self._held[held.lease_id] = held
-                try:
-                    outcome = await self._attempt(held, slot)
-                    if self._write_interval_s > 0:
-                        await self._clock.sleep(max(0.0, writable_at - self._clock.monotonic()))
-                    async with self._requests:
-                        await self._settler.settle(held, outcome)
-                finally:
-                    del self._held[held.lease_id]
+            while seen is not None:
+                await self._carry(seen, slot)
+                seen = self._another(slot)
         finally:
             slot.free()
+
+    def _another(self, slot: _Slot) -> Seen | None:
+        seen = self._lookout.at_hand() if slot.is_held and self._may_start() else None
+        if seen is not None:
+            self._left_to_start -= 1
+        return seen
+
+    async def _carry(self, seen: Seen, slot: _Slot) -> None:
+        """Carry one task from its claim to its outcome."""
+        async with self._requests:
+            held = await self._claim(seen)
+        self._lookout.tried(has_work=held is not None)
+        if held is None:
+            self._left_to_start += 1
+            return
+        claimed_at = self._clock.monotonic()
+        self._held[held.lease_id] = held
+        try:
+            outcome = await self._attempt(held, slot)
+            if self._write_interval_s:
+                wait_s = claimed_at + self._write_interval_s - self._clock.monotonic()
+                await self._clock.sleep(max(0.0, wait_s))
+            async with self._requests:
+                await self._settler.settle(held, outcome)
+        finally:
+            del self._held[held.lease_id]
 
     async def _claim(self, seen: Seen) -> Claim | None:
         if not self._pulse.may_claim:  # the session died while the marker waited its turn
@@ -372,7 +377,7 @@ class Run:
         if execution.leftover is not None:
             self.counters.leftover += 1
             slot.keep_until(execution.leftover)
-        elif self._write_interval_s > 0:
+        elif self._write_interval_s:
             # The store makes this outcome wait; the next task need not.
             slot.free()
         return outcome
@@ -383,6 +388,11 @@ class _Slot:
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is neither free again nor kept by a handler that goes on."""
+        return self._slots is not None
 
     def free(self) -> None:
         if self._slots is not None:

@@ -41,13 +41,16 @@ class Fleet:
     ----------
     log:
         The file of what they say.
+    script:
+        What a process runs.
     arguments:
         What each is given, as keyword arguments of its `main`.
     """
 
-    def __init__(self, log: Path, **arguments: Any) -> None:
+    def __init__(self, log: Path, *, script: Path = SCRIPT, **arguments: Any) -> None:
         self.all: dict[str, One] = {}
         self._log = log
+        self._script = script
         self._arguments = arguments
         self._resuming: set[asyncio.Task[None]] = set()
 
@@ -60,7 +63,7 @@ class Fleet:
         arguments = json.dumps({"name": name, **self._arguments})
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", str(SCRIPT), arguments, stdout=log, stderr=log
+                sys.executable, "-P", str(self._script), arguments, stdout=log, stderr=log
             )
         self.all[name] = One(name, process)
 

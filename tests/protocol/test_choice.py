@@ -1,7 +1,7 @@
 """Rule 7: a fresh task is tried by about two workers, and nobody waits long."""
 
 from buquet._core import ident
-from buquet.protocol.choice import fraction, patience_s
+from buquet.protocol.choice import fraction, is_nearest, nearest, patience_s
 
 IDS = [ident.mint(number, 5, number) for number in range(400)]
 
@@ -40,3 +40,13 @@ def test_about_two_of_many_workers_try_a_fresh_task() -> None:
 
 def test_the_last_worker_of_many_waits_about_a_second() -> None:
     assert max(patience_s(fraction(f"w{w}", IDS[0]), workers=64) for w in range(64)) < 1.3
+
+
+def test_one_worker_is_the_nearest_to_a_task() -> None:
+    workers = [f"w{number}" for number in range(8)]
+    for task_id in IDS:
+        shares = {worker: fraction(worker, task_id) for worker in workers}
+        own = [w for w in workers if is_nearest(shares[w], task_id, set(workers) - {w})]
+        assert own == [min(workers, key=shares.__getitem__)]
+        assert nearest(task_id, workers) == shares[own[0]]
+    assert is_nearest(0.999999, IDS[0], [])

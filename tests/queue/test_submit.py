@@ -226,7 +226,7 @@ class Seconds(float):
 
 
 class Kind(str):
-    pass
+    __slots__ = ()
 
 
 @virtual

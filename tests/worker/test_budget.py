@@ -6,10 +6,12 @@ import asyncio
 from collections import Counter
 
 import pytest
+from fleet import claim, leave_session
 from test_run import BURST, options, submit_many, worker_of
 from virtual import World, requests, virtual
 
 from buquet import RetryPolicy
+from buquet.incarnation import Incarnation
 from buquet.queue import Queue
 from buquet.testing.faulty import Slow
 from buquet.worker import run as run_module
@@ -101,3 +103,38 @@ async def test_what_a_few_busy_workers_cost_together(world: World) -> None:
     # Without sessions all three try every task; contention is bounded by each one's own order.
     assert counts["get"] + counts["put"] <= 6 * 900
     assert len(world.keys("tasks/")) == 900
+
+
+@virtual
+async def test_what_others_run_does_not_hasten_the_looks(world: World) -> None:
+    """A try that comes to nothing is no work: a worker goes on to poll more and more rarely."""
+    queue, other = world.queue(), world.queue()
+    leave_session(world, other)
+    worker = worker_of(queue)
+    running = asyncio.create_task(worker.run(options()))
+    await world.clock.sleep(2)
+    counts = requests(queue).counts
+    counts.clear()
+    for _ in range(20):
+        (task_id,) = await submit_many(other, 1)
+        await claim(other, task_id)
+        await world.clock.sleep(1)
+    assert counts["get"] >= 20, "it has tried them"
+    assert counts["list"] <= 20 + 3, "one a poll, and the sessions at 4, 8 and 16 s"
+    await worker.stop()
+    await running
+
+
+@virtual
+async def test_a_worker_counts_the_others_before_it_chooses(world: World) -> None:
+    queue = world.queue(plan=lambda _kind, _key: Slow(0.01))
+    for number in range(63):
+        leave_session(world, queue, owner=Incarnation(f"w{number}", f"w{number:032}"))
+    await submit_many(world.queue(), 640)
+    requests(queue).requests = []
+    running = asyncio.create_task(worker_of(queue, concurrency=640).run(options()))
+    await world.clock.sleep(0.035)  # its session, the first page, and then the first claims
+    tried = [key for kind, key in requests(queue).requests or [] if kind == "get"]
+    assert 1 <= len(tried) <= 40, "about 2 of 64 of them, not all"
+    running.cancel()
+    await asyncio.wait({running})

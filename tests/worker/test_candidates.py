@@ -7,9 +7,10 @@ import math
 from virtual import World, virtual
 
 from buquet._core import ident
+from buquet.protocol.choice import fraction, is_nearest
 from buquet.protocol.keys import Keys, Marker
 from buquet.testing.clock import START
-from buquet.worker.candidates import Candidates
+from buquet.worker.candidates import FRESH_S, MOST_TAKEN, Candidates
 from buquet.worker.finder import Seen
 from buquet.worker.recent import REMEMBERED, Recent
 
@@ -80,6 +81,99 @@ async def test_waiting_counts_from_when_it_was_first_seen_not_from_each_listing(
         await world.clock.sleep(0.1)
         candidates.refill(page, now_ms=NOW_MS)
     assert len(popped(candidates)) == 100
+
+
+# --- among others ----------------------------------------------------------------------------
+
+
+def page_for(*workers: str, count: int = 100) -> tuple[list[Seen], list[list[str]]]:
+    """Return a page, and for each worker the keys that it is nearest to, nearest first."""
+    page = [seen(number) for number in range(count)]
+
+    def own(me: str) -> list[str]:
+        shares = {one.key: fraction(me, one.marker.task_id) for one in page}
+        rivals = [worker for worker in workers if worker != me]
+        mine = [one.key for one in page if is_nearest(shares[one.key], one.marker.task_id, rivals)]
+        return sorted(mine, key=shares.__getitem__)
+
+    return page, [own(worker) for worker in workers]
+
+
+def beside_another(world: World) -> tuple[Candidates, list[str], list[str]]:
+    """Return the candidates of the worker "a" beside "b", and what each is nearest to."""
+    candidates = Candidates("not known yet", world.clock)
+    candidates.meet("a", ["a", "b"])
+    page, (own, others) = page_for("a", "b")
+    candidates.refill(page, now_ms=NOW_MS)
+    return candidates, own, others
+
+
+@virtual
+async def test_its_own_come_first_and_of_the_others_one_at_a_time(world: World) -> None:
+    candidates, own, others = beside_another(world)
+    assert 30 < len(own) < 70
+    assert [one.key for one in popped(candidates)] == [*own, others[-1]]
+    assert candidates.pop() is None
+    candidates.tried(own[0], is_taken=False)
+    assert candidates.pop() is None, "this says nothing about the others"
+    candidates.tried(others[-1], is_taken=False)
+    # First those to which the other worker comes last.
+    assert [one.key for one in popped(candidates)] == others[-2::-1]
+
+
+@virtual
+async def test_that_the_others_are_free_is_known_until_one_was_taken(world: World) -> None:
+    candidates, own, others = beside_another(world)
+    popped(candidates)
+    candidates.tried(others[-1], is_taken=False)
+    page, _ = page_for("a", "b")
+    candidates.refill(page, now_ms=NOW_MS)
+    await world.clock.sleep(2 * FRESH_S)
+    assert len(popped(candidates)) == len(page)
+    candidates.tried(others[0], is_taken=True)
+    candidates.refill(page, now_ms=NOW_MS)
+    assert len(popped(candidates)) == len(own) + 1
+
+
+@virtual
+async def test_a_page_is_out_of_date_when_one_of_the_others_was_taken(world: World) -> None:
+    candidates, _, others = beside_another(world)
+    popped(candidates)
+    candidates.tried(others[-1], is_taken=True)
+    assert candidates.pop() is None
+    assert candidates.next_in_s() == math.inf
+
+
+@virtual
+async def test_a_page_is_out_of_date_when_some_of_its_own_were_taken(world: World) -> None:
+    candidates, _, _ = beside_another(world)
+    for _ in range(MOST_TAKEN):
+        one = candidates.pop()
+        assert one is not None
+        candidates.tried(one.key, is_taken=True)
+    assert candidates.pop() is None
+    page, _ = page_for("a", "b")
+    candidates.refill(page, now_ms=NOW_MS)
+    assert candidates.pop() is not None
+
+
+@virtual
+async def test_the_others_are_not_tried_from_an_old_page(world: World) -> None:
+    candidates, own, _ = beside_another(world)
+    await world.clock.sleep(1.1 * FRESH_S)
+    assert [one.key for one in popped(candidates)] == own
+
+
+@virtual
+async def test_a_session_that_is_gone_leaves_its_tasks_to_the_rest(world: World) -> None:
+    candidates, own, others = beside_another(world)
+    candidates.meet("a", ["a"])
+    page, _ = page_for("a", "b")
+    candidates.refill(page, now_ms=NOW_MS)
+    assert (candidates.workers, len(popped(candidates))) == (1, len(own) + len(others))
+
+
+# --- what is left alone ----------------------------------------------------------------------
 
 
 @virtual

@@ -90,3 +90,30 @@ async def test_what_is_added_during_a_flush_waits_for_the_next(world: World) -> 
     assert world.keys() == [second]
     await deletions.flush()
     assert world.keys() == []
+
+
+@virtual
+async def test_a_slow_store_is_sent_several_requests_at_once(world: World) -> None:
+    queue = world.queue(plan=lambda _kind, _key: Slow(5))
+    deletions = Deletions(queue.store)
+    for key in fill(world, 5500):
+        deletions.add(key, read_at=world.clock.monotonic())
+    began = world.clock.monotonic()
+    await deletions.flush()
+    assert (world.keys(), requests(queue).counts) == ([], {"delete_many": 6})
+    assert world.clock.monotonic() - began == 10, "four, and then the other two"
+
+
+@virtual
+async def test_what_is_gone_is_told(world: World) -> None:
+    told: list[str] = []
+    away = True
+    queue = world.queue(plan=lambda _kind, _key: Lost() if away else None)
+    deletions = Deletions(queue.store, told.extend)
+    for key in fill(world, 3):
+        deletions.add(key, read_at=world.clock.monotonic())
+    await deletions.flush()
+    assert told == []
+    away = False
+    await deletions.flush()
+    assert told == fill(world, 3)

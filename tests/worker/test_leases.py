@@ -137,8 +137,12 @@ async def test_a_worker_takes_back_what_it_does_not_know_that_it_claimed(world: 
     await worker.stop()
     await running
     assert (done.status, runs) == ("completed", 1)
-    # A claim that took so long to be won that its lease was nearly over was handed back.
-    assert (done.attempt, done.retry_count) == (2, 0 if isinstance(fault, Lost) else 1)
+    if isinstance(fault, Lost):
+        # Nothing had been claimed. By chance a claim takes so long to be won that its lease is nearly over,
+        # and is handed back.
+        assert (done.attempt in {1, 2}, done.retry_count) == (True, 0)
+    else:
+        assert (done.attempt, done.retry_count) == (2, 1)
 
 
 @virtual
@@ -394,9 +398,9 @@ async def test_a_worker_that_loses_many_claims_looks_before_it_writes(world: Wor
     running = asyncio.create_task(worker.run(options()))
     done = await queue.wait(fresh, timeout_s=60)
     assert done.status == "completed"
-    assert worker.counters.claims_lost == 20
+    assert worker.counters.claims_lost == 1
     written = [key for kind, key in asked if kind == "put" and key.startswith("tasks/")]
-    assert len(written) == 22
+    assert len(written) == 3
     await worker.stop()
     await running
 
