@@ -16,7 +16,7 @@ export PYTHONSAFEPATH = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-ceph matrix lint types format bench cov wheel localstack ceph clean
+.PHONY: help demo test test-ceph matrix lint types format bench profile cov wheel localstack ceph clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ format: .venv/core .venv/lint ## mend what can be mended of style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/core .venv/test ## measure the core and the client
-	$(BIN)/python -m pytest bench --benchmark-enable --benchmark-only $(ARGS)
+bench: .venv/core .venv/test ## measure the core, the client, a worker and its requests: one table, and JSON
+	PYTHONPATH=bench:tests $(BIN)/python bench/table.py --json .benchmarks/buquet.json $(ARGS)
+
+profile: .venv/core .venv/test ## show where the CPU time of a task goes, by layer (ARGS='--functions 20')
+	PYTHONPATH=bench $(BIN)/python bench/layers.py $(ARGS)
 
 cov: .venv/core .venv/test .cache/localstack/installed ## run all tests and show the lines that none reached
 	$(BIN)/coverage run --branch --source=buquet,drivers -m pytest $(ARGS)
