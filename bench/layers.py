@@ -195,6 +195,7 @@ def main() -> int:
     parser.add_argument("--functions", type=int, default=0, help="so many functions as well")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    print(f"profiling {arguments.tasks:,} tasks, a minute or two ...", file=sys.stderr)
     if arguments.store == "memory":
         clock = SystemClock()
         found = asyncio.run(measure(Queue(Retrying(MemoryStore(clock), clock), Keys()), arguments.tasks))

@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 
 from buquet import NewTask, RetryPolicy, TaskContext, Worker, connect
 
-BACKLOG = 1_500
+BACKLOG = 500
 """How many tasks may wait for the worker."""
 
 SETTLED_AFTER = 10_000
@@ -314,6 +314,7 @@ class Run:
             else:
                 self.samples.append(Sample(**found))
                 _tell(self.samples)
+        await worker.wait()
         if self._completed < self._tasks:
             end = self._log.read_text()[-2000:]
             raise RuntimeError(f"the worker ended after {self._completed} tasks: {end}")

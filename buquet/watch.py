@@ -313,7 +313,10 @@ class Watch:
         if written is None:
             return
         log.warning(
-            "session %s of worker %s is dead; %d tasks to recover", key, found.worker_id, len(found.journal)
+            "session %s of worker %s is dead; up to %d tasks to recover",
+            key,
+            found.worker_id,
+            len(found.journal),
         )
         self._sightings[key].is_tombstone = True
         await self._recover(key, tombstone, read_at)

@@ -40,7 +40,7 @@ def bench(
     """Measure a queue on your store: submitting, draining, latency, requests, dollars, CPU.
 
     The tasks do nothing, so what is measured is the queue. They stand under a prefix of their own,
-    which is emptied in the end. It costs about 5 requests a task, at your store's prices.
+    which is emptied in the end. It costs about 4 requests a task, at your store's prices.
     """
     from buquet.cli.loop import run_async
     from buquet.cli.measure import Load, measure

@@ -120,12 +120,14 @@ class Supervisor:
             start_new_session=True,  # Ctrl-C is for the supervisor
         )
         self._children.add(child)
+        if self._stopping.is_set():  # it was not there yet to be told
+            _send(child, signal.SIGTERM)
         changed = asyncio.create_task(change.wait())
         ended = asyncio.create_task(child.wait())
         try:
             await asyncio.wait({changed, ended}, return_when=asyncio.FIRST_COMPLETED)
             is_reload = not ended.done() and not self._stopping.is_set()
-            if not ended.done():
+            if is_reload:  # of a stop it was told, and a second signal would hand its tasks back
                 _send(child, signal.SIGTERM)
             code = await ended
             return None if is_reload else code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from buquet.cli.options import Where, connected, json_flag, place
+from buquet.cli.options import Duration, Where, connected, json_flag, place
 from buquet.cli.program import Verb
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ def _split(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> 
 @click.option("--name", help="A name for people; made of host and process id by default.")
 @click.option("--burst", is_flag=True, help="Stop when no task is due.")
 @click.option("--max-tasks", type=click.IntRange(min=1), help="Stop after so many attempts.")
+@click.option(
+    "--poll-interval", "poll_s", default="1s", type=Duration(), help="The longest pause of an idle worker."
+)
 @click.option("--processes", default=1, type=click.IntRange(1, 1024), help="How many processes to run.")
 @click.option("--reload", is_flag=True, help="Start anew when a Python file of the working folder changes.")
 @click.option("--no-monitor", is_flag=True, help="Leave dead workers to the monitors of others.")
@@ -51,6 +54,7 @@ def worker(
     shards: list[str] | None,
     name: str | None,
     max_tasks: int | None,
+    poll_s: float,
     processes: int,
     *,
     burst: bool,
@@ -67,6 +71,8 @@ def worker(
     queue. The working folder is looked at first. SIGTERM and Ctrl-C let running tasks finish; the
     second one hands them back at once.
     """
+    if poll_s < 0.001:
+        raise click.UsageError("--poll-interval must be a millisecond at least")
     if (reload or processes > 1) and not supervised:
         from buquet.cli.supervisor import Supervisor
 
@@ -76,7 +82,11 @@ def worker(
 
     service.log_to_stderr(verbose=verbose, as_json=as_json)
     options = WorkerRunOptions(
-        burst=burst, max_tasks=max_tasks, with_monitor=not no_monitor, with_scheduler=with_scheduler
+        poll_interval_ms=round(poll_s * 1000),
+        burst=burst,
+        max_tasks=max_tasks,
+        with_monitor=not no_monitor,
+        with_scheduler=with_scheduler,
     )
 
     async def serve(queue: Queue) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import islice
 
 from buquet._core.shard import xxh64
 
@@ -27,8 +28,8 @@ def fraction(worker_id: str, task_id: str) -> float:
     return xxh64(f"{worker_id}/{task_id}".encode()) / 2**64
 
 
-def is_nearest(share: float, task_id: str, rivals: Iterable[str]) -> bool:
-    """Whether none of the other workers has a smaller fraction of a task.
+def is_nearest(share: float, task_id: str, rivals: Iterable[str], *, but_for: int = 0) -> bool:
+    """Whether none of the other workers, or no more than `but_for`, has a smaller fraction of a task.
 
     Parameters
     ----------
@@ -38,8 +39,11 @@ def is_nearest(share: float, task_id: str, rivals: Iterable[str]) -> bool:
         The task.
     rivals:
         The other workers.
+    but_for:
+        So many of them may be nearer.
     """
-    return all(fraction(rival, task_id) >= share for rival in rivals)
+    nearer = (rival for rival in rivals if fraction(rival, task_id) < share)
+    return next(islice(nearer, but_for, None), None) is None
 
 
 def nearest(task_id: str, workers: Iterable[str]) -> float:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _FAILURES = (aiohttp.ClientError, aiohttp.EofStream, HttpProcessingError, TimeoutError, OSError)
 _WITH_BODY = frozenset({"PUT", "POST"})
 
+PIECE_BYTES = 1 << 16
+
+MOST_SPOILT = 8
+"""So many connections on which the server spoke unasked are closed, then the exchange has failed."""
+
 
 class Direct:
     """A `Wire` on the connections of a `TCPConnector`.
@@ -89,23 +94,30 @@ class Direct:
 
     async def _connect(self) -> Connection:
         """Return a connection on which nothing is under way."""
-        while True:
+        # Bounded: a server may speak first on each new connection as well.
+        for _ in range(MOST_SPOILT):
             connection = await self._connector.connect(self._address, [], self._connecting)
             protocol = connection.protocol
             # A pooled one may have been sent an answer that nobody asked for.
             if protocol is not None and not protocol.should_close:
                 return connection
             connection.close()
+        raise aiohttp.ServerDisconnectedError("the server spoke before it was asked, on each connection")
+
+    def _quiet_s(self, length: int) -> float:
+        # Under TLS it cannot be seen how much of a body was taken.
+        is_hidden = self._address.is_ssl() and length > PIECE_BYTES
+        return self._limits.total_s if is_hidden else self._limits.read_s
 
     async def _ask(
         self, connection: Connection, head: bytes, body: bytes, deadline: float, *, bodiless: bool
     ) -> Response:
         protocol, transport = connection.protocol, connection.transport
-        if protocol is None or transport is None:
+        if protocol is None or transport is None or transport.is_closing():
             raise aiohttp.ServerDisconnectedError
         protocol.set_response_params(skip_payload=bodiless, read_until_eof=True, auto_decompress=False)
-        transport.writelines((head, body))
-        patience = _Patience(self._loop, transport, self._limits.read_s, deadline)
+        _write(transport, head + body)
+        patience = _Patience(self._loop, transport, self._quiet_s(len(body)), deadline)
         try:
             message, content = await protocol.read()
             while message.code < 200:  # "100 Continue" and its like come before the answer
@@ -122,6 +134,16 @@ class Direct:
         if not transport.get_write_buffer_size():  # else it was refused before it was sent whole
             connection.release()
         return answer
+
+
+def _write(transport: asyncio.Transport, request: bytes) -> None:
+    """Write in pieces: under TLS, what is written at once is not seen in the size of the buffer.
+
+    Not `writelines`: from Python 3.12 on an empty item makes its loop spin for ever.
+    """
+    view = memoryview(request)
+    for start in range(0, len(request), PIECE_BYTES):
+        transport.write(view[start : start + PIECE_BYTES])
 
 
 class _Patience:

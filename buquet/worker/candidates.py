@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 
 from buquet.clock import Clock
 from buquet.protocol.choice import fraction, is_nearest, nearest, patience_s
@@ -26,11 +27,18 @@ DELETED_S = 5.0
 FRESH_S = 0.25
 """From a page that is older than this no task is tried that another worker is nearer to."""
 
-MOST_ASKED = 16
-"""Of no more other workers it is computed when one of them comes to a task."""
+FEW = 16
+"""Among more other workers it is not worth computing when a task's own worker comes to it."""
+
+GRACE_S = 1.0
+"""For each time that a task has waited so long, one more worker takes it for its own: the nearer ones are
+busy, or away, or handle other types."""
 
 MOST_TAKEN = 4
 """A page of which so many tasks turned out to be taken is out of date."""
+
+_Ready = tuple[int, bool, float, str, Seen]
+"""Priority, whether another worker is nearer, the place among its like, the key, and the marker."""
 
 
 class Candidates:
@@ -54,8 +62,9 @@ class Candidates:
         self._identity = identity
         self._clock = clock
         # By key in the end: the two markers of a retried task share all that stands before it.
-        self._ready: list[tuple[int, bool, float, str, Seen]] = []
-        self._later: list[tuple[float, float, str, Seen]] = []
+        self._own: list[_Ready] = []
+        self._others: list[_Ready] = []
+        self._later: list[tuple[float, float, str, float, Seen]] = []
         self._listed_at = -math.inf
         self._taken = 0
         self._rivals: list[str] = []
@@ -98,27 +107,32 @@ class Candidates:
             share = fraction(self._identity, seen.marker.task_id)
             patience = patience_s(share, workers=self.workers)
             since_due_s = (now_ms - seen.marker.due_ms) / 1000
-            ready_at = max(now - since_due_s, self._first_seen.setdefault(seen.key, now)) + patience
-            heapq.heappush(self._later, (ready_at, share, seen.key, seen))
+            waits_since = max(now - since_due_s, self._first_seen.setdefault(seen.key, now))
+            heapq.heappush(self._later, (waits_since + patience, share, seen.key, waits_since, seen))
             self._first_seen.forget_up_to(now - PATIENT_S)
 
     def pop(self) -> Seen | None:
         """Return the next marker to try; None if there is none, or none yet."""
         now = self._clock.monotonic()
         while self._later and self._later[0][0] <= now:
-            _, share, key, seen = heapq.heappop(self._later)
-            heapq.heappush(self._ready, (seen.marker.priority, *self._place(share, seen), key, seen))
-        while self._ready:
-            _, is_others, _, key, seen = self._ready[0]
-            is_doubtful = is_others and not self._others_are_free
-            if self.is_open(seen) and not (is_doubtful and now - self._listed_at > FRESH_S):
-                if is_doubtful and self._probe is not None:
-                    return None
-                self._probe = key if is_doubtful else self._probe
-                heapq.heappop(self._ready)
-                return seen
-            heapq.heappop(self._ready)
-        return None
+            _, share, key, waits_since, seen = heapq.heappop(self._later)
+            is_others, place = self._place(share, seen, now - waits_since)
+            heap = self._others if is_others else self._own
+            heapq.heappush(heap, (seen.marker.priority, is_others, place, key, seen))
+        is_doubtful = not self._others_are_free
+        if is_doubtful and now - self._listed_at > FRESH_S:
+            self._others = []
+        self._drop_closed(self._own)
+        self._drop_closed(self._others)
+        # A probe that is under way holds up the others' tasks, but not our own of a lower priority.
+        others = [] if is_doubtful and self._probe is not None else self._others
+        heap = min((heap for heap in (self._own, others) if heap), key=itemgetter(0), default=[])
+        if not heap:
+            return None
+        _, is_others, _, key, seen = heapq.heappop(heap)
+        if is_others and is_doubtful:
+            self._probe = key
+        return seen
 
     def tried(self, key: str, *, is_taken: bool) -> None:
         """Note whether a marker's task turned out to be taken by another worker."""
@@ -126,22 +140,29 @@ class Candidates:
         self._probe = None if is_probe else self._probe
         self._others_are_free = not is_taken and (is_probe or self._others_are_free)
         self._taken += is_taken
-        if is_taken and (is_probe or self._taken >= MOST_TAKEN):
+        if is_taken and self._taken >= MOST_TAKEN:
             self._clear()
+        elif is_taken and is_probe:
+            self._others = []
 
     def next_in_s(self) -> float:
         """How long until another marker has waited long enough for this worker, seconds."""
         return max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else math.inf
 
-    def _place(self, share: float, seen: Seen) -> tuple[bool, float]:
+    def _place(self, share: float, seen: Seen, waited_s: float) -> tuple[bool, float]:
         """Where a marker stands among those of its priority.
 
-        First our own, nearest first; then the others', first those to which their own worker comes last.
+        First our own, nearest first; then the others', among few first those to which their own worker comes
+        last.
         """
         task_id = seen.marker.task_id
-        if is_nearest(share, task_id, self._rivals):
+        if is_nearest(share, task_id, self._rivals, but_for=int(waited_s / GRACE_S)):
             return False, share
-        return True, -nearest(task_id, self._rivals[:MOST_ASKED])
+        return True, share if len(self._rivals) > FEW else -nearest(task_id, self._rivals)
 
     def _clear(self) -> None:
-        self._ready, self._later = [], []
+        self._own, self._others, self._later = [], [], []
+
+    def _drop_closed(self, heap: list[_Ready]) -> None:
+        while heap and not self.is_open(heap[0][-1]):
+            heapq.heappop(heap)

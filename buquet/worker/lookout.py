@@ -44,6 +44,10 @@ WHOLE_ROUND = sys.maxsize
 """How many pages a look may read that must not miss anything."""
 
 
+COUNTED_WITHIN_S = 2.0
+"""So long the first choice waits until it is known how many workers there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Page:
     """The due markers of one look, when it ended (`clock.monotonic()`), and how long it took."""
@@ -127,8 +131,8 @@ class Lookout:
         seen = self.at_hand()
         if seen is None and self._clock.monotonic() >= self._look_at:
             await self._turn(idle=idle)
-            self._look_at = self._clock.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+            pause_s = min(self._pause_s, self._longest_pause_s)
+            self._look_at, self._pause_s = self._clock.monotonic() + pause_s, 2 * pause_s
             seen = self.at_hand()
         return seen
 
@@ -216,7 +220,10 @@ class Lookout:
         self._outage.end()
         self.nothing_due = idle and not found and not self._opens_soon
         now = self._clock.monotonic()
-        await self._counted.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COUNTED_WITHIN_S):
+                await self._counted.wait()
+        self._counted.set()
         return _Page(found, now, now - began)
 
     def _is_open(self, seen: Seen) -> bool:

@@ -23,9 +23,10 @@ WORKERS = 64
 FEW_WORKERS = 8
 BURST = 2000
 TRICKLE_PER_S = 20
-TRICKLE_S = 30
+TRICKLE_S = 20
 STRANGERS = 100
-IDLE_S = 600
+UNHEARD_S = 15
+IDLE_S = 300
 SETTLED_S = 3
 """A fleet is idle again so long after a burst."""
 
@@ -129,7 +130,7 @@ def of_idle_workers() -> list[Figure]:
         await fleet.submit(STRANGERS, "unheard of")
         await clock.sleep(SETTLED_S)
         first = fleet.forget()
-        await clock.sleep(IDLE_S / 10)
+        await clock.sleep(UNHEARD_S)
         later = fleet.forget()
         await fleet.stop()
         return Tally.of(first, STRANGERS * workers), Tally.of(later, STRANGERS * workers)

@@ -26,8 +26,8 @@ from buquet.testing.faulty import Slow
 REQUEST_S = 0.01
 TASK_S = 0.05
 STARTED_WITHIN_S = 1.0
-KNOWN_WITHIN_S = 5.0
-"""So long after the first start each worker has counted the others."""
+SETTLED_WITHIN_S = 20.0
+"""So long after the first start each worker has counted the others, and their monitors have settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class SimulatedFleet:
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Return when all workers run and know of one another."""
+        """Return when all workers run, know of one another, and have been idle for a while."""
         self._running = [asyncio.create_task(self._run(worker)) for worker in self._workers]
-        await self._clock.sleep(KNOWN_WITHIN_S)
+        await self._clock.sleep(SETTLED_WITHIN_S)
         self.forget()
 
     async def stop(self) -> None:

@@ -10,6 +10,7 @@ import gc
 import ssl
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,30 @@ async def test_an_answer_without_a_length_ends_with_its_connection():
     assert liar.connections == 2
 
 
+async def test_waiting_and_idling_take_no_cpu_time():
+    """From Python 3.12 on asyncio's own loop spins after a `writelines` with an empty item."""
+
+    async def answer_late(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        writer.write(answer())
+        await asyncio.sleep(60)
+
+    async with Liar(answer_late) as liar:
+        client = client_of(liar.endpoint)
+        began = time.process_time()
+        await client.get("a", now)
+        await asyncio.sleep(0.5)
+        assert time.process_time() - began < 0.2
+        await client.close()
+
+
+async def test_a_large_body_that_is_taken_slowly_by_tls_is_no_silence():
+    """What is unsent is not seen there."""
+    assert direct.Direct("https://127.0.0.1", Limits(read_s=1, total_s=9))._quiet_s(2 << 16) == 9
+    assert direct.Direct("https://127.0.0.1", Limits(read_s=1, total_s=9))._quiet_s(1) == 1
+    assert direct.Direct("http://127.0.0.1", Limits(read_s=1, total_s=9))._quiet_s(2 << 16) == 1
+
+
 class Choosy(Liar):
     """Answers its one request a connection before it has read the body, or reads that slowly."""
 
@@ -279,8 +304,8 @@ async def test_a_refusal_before_the_body_was_sent_is_heard_and_its_connection_no
 
 async def test_a_body_that_is_taken_slowly_is_no_silence():
     async with Choosy(answer(200)) as liar:
-        liar.pause_s = 0.05
-        client = client_of(liar.endpoint, read_s=0.3)
+        liar.pause_s = 0.1
+        client = client_of(liar.endpoint, read_s=1.0)
         assert (await client.put("a", bytes(BIG), {}, now)).status == 200
         await client.close()
 

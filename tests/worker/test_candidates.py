@@ -10,7 +10,7 @@ from buquet._core import ident
 from buquet.protocol.choice import fraction, is_nearest
 from buquet.protocol.keys import Keys, Marker
 from buquet.testing.clock import START
-from buquet.worker.candidates import FRESH_S, MOST_TAKEN, Candidates
+from buquet.worker.candidates import FRESH_S, GRACE_S, MOST_TAKEN, Candidates
 from buquet.worker.finder import Seen
 from buquet.worker.recent import REMEMBERED, Recent
 
@@ -133,6 +133,37 @@ async def test_that_the_others_are_free_is_known_until_one_was_taken(world: Worl
     candidates.tried(others[0], is_taken=True)
     candidates.refill(page, now_ms=NOW_MS)
     assert len(popped(candidates)) == len(own) + 1
+
+
+@virtual
+async def test_an_urgent_one_of_the_others_does_not_hold_up_ones_own(world: World) -> None:
+    candidates = Candidates("a", world.clock)
+    candidates.meet("a", ["a", "b"])
+    page = [seen(number, priority=0 if number < 50 else 5) for number in range(100)]
+    candidates.refill(page, now_ms=NOW_MS)
+    own = [one for one in page if is_nearest(fraction("a", one.marker.task_id), one.marker.task_id, ["b"])]
+    urgent = [one for one in own if one.marker.priority == 0]
+    found = popped(candidates)
+    assert {one.key for one in own} < {one.key for one in found}
+    probe = next(one for one in found if one not in own)
+    assert (probe.marker.priority, found.index(probe)) == (0, len(urgent))
+    candidates.refill(page, now_ms=NOW_MS)
+    for _ in urgent:
+        candidates.pop()
+    probe = candidates.pop()
+    assert probe is not None
+    candidates.tried(probe.key, is_taken=True)
+    assert {one.key for one in popped(candidates)} == {one.key for one in own if one not in urgent}
+
+
+@virtual
+async def test_a_task_that_waits_becomes_everybodys(world: World) -> None:
+    """Its own worker may be busy, or handle other types."""
+    candidates, own, others = beside_another(world)
+    page, _ = page_for("a", "b")
+    await world.clock.sleep(GRACE_S)
+    candidates.refill(page, now_ms=NOW_MS + int(GRACE_S * 1000))
+    assert len(popped(candidates)) == len(own) + len(others)
 
 
 @virtual
