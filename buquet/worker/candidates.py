@@ -18,8 +18,8 @@ from buquet.protocol.choice import fraction, is_nearest, nearest, patience_s
 from buquet.worker.finder import Seen
 from buquet.worker.recent import Recent
 
-PATIENT_S = 10.0
-"""Nobody waits as long as that, so it need not be known any more when a marker was first seen."""
+PATIENT_S = 15.0
+"""When a marker was first seen is not known any more after this."""
 
 DELETED_S = 5.0
 """A marker that is deleted may yet stand in a page that was listed before; after this it is forgotten."""
@@ -30,7 +30,7 @@ FRESH_S = 0.25
 FEW = 16
 """Among more other workers it is not worth computing when a task's own worker comes to it."""
 
-GRACE_S = 1.0
+GRACE_S = 10.0
 """For each time that a task has waited so long, one more worker takes it for its own: the nearer ones are
 busy, or away, or handle other types."""
 

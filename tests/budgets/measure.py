@@ -142,8 +142,9 @@ def of_idle_workers() -> list[Figure]:
         figures.append(Figure(f"idle on {16**length} shards: LIST a poll", lists, 1.0))
     for workers in (1, WORKERS):
         first, later = run_virtual(lambda clock, workers=workers: strangers(clock, workers))
+        looks = first.a_task("get", about="ready") + first.a_task("get", about="tasks")
         name = f"{STRANGERS} waiting tasks of a strange type, {workers} workers"
-        figures.append(Figure(f"{name}: first looks a task and worker", first.a_task("get", "put"), 1.0))
+        figures.append(Figure(f"{name}: first looks a task and worker", looks, 1.0))
         own = sum(later.a_task("get", "put", about=about) for about in ("ready", "tasks"))
         figures.append(Figure(f"{name}: their requests after that", own, 0.0))
     return figures
