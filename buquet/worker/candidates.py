@@ -18,8 +18,11 @@ from buquet.protocol.choice import fraction, is_nearest, nearest, patience_s
 from buquet.worker.finder import Seen
 from buquet.worker.recent import Recent
 
-PATIENT_S = 15.0
+PATIENT_S = 60.0
 """When a marker was first seen is not known any more after this."""
+
+SWEPT_A_LOOK = 16
+"""At each look so many old notes are dropped at least, also by a worker that finds nothing any more."""
 
 DELETED_S = 5.0
 """A marker that is deleted may yet stand in a page that was listed before; after this it is forgotten."""
@@ -30,9 +33,9 @@ FRESH_S = 0.25
 FEW = 16
 """Among more other workers it is not worth computing when a task's own worker comes to it."""
 
-GRACE_S = 10.0
-"""For each time that a task has waited so long, one more worker takes it for its own: the nearer ones are
-busy, or away, or handle other types."""
+GRACE_S = 1.0
+"""For each time that a task has waited so long, and twice as long as our own do, one more worker takes it for
+its own: the nearer ones are busy, or away, or handle other types."""
 
 MOST_TAKEN = 4
 """A page of which so many tasks turned out to be taken is out of date."""
@@ -66,6 +69,7 @@ class Candidates:
         self._others: list[_Ready] = []
         self._later: list[tuple[float, float, str, float, Seen]] = []
         self._listed_at = -math.inf
+        self._own_since = -math.inf
         self._taken = 0
         self._rivals: list[str] = []
         self._others_are_free = False
@@ -103,6 +107,9 @@ class Candidates:
         now = self._clock.monotonic()
         self._clear()
         self._listed_at, self._taken, self._probe = now, 0, None
+        for _ in range(SWEPT_A_LOOK // 2):
+            self._left.forget_up_to(now)
+            self._first_seen.forget_up_to(now - PATIENT_S)
         for seen in found:
             share = fraction(self._identity, seen.marker.task_id)
             patience = patience_s(share, workers=self.workers)
@@ -114,11 +121,7 @@ class Candidates:
     def pop(self) -> Seen | None:
         """Return the next marker to try; None if there is none, or none yet."""
         now = self._clock.monotonic()
-        while self._later and self._later[0][0] <= now:
-            _, share, key, waits_since, seen = heapq.heappop(self._later)
-            is_others, place = self._place(share, seen, now - waits_since)
-            heap = self._others if is_others else self._own
-            heapq.heappush(heap, (seen.marker.priority, is_others, place, key, seen))
+        self._ripen(now)
         is_doubtful = not self._others_are_free
         if is_doubtful and now - self._listed_at > FRESH_S:
             self._others = []
@@ -149,14 +152,32 @@ class Candidates:
         """How long until another marker has waited long enough for this worker, seconds."""
         return max(0.0, self._later[0][0] - self._clock.monotonic()) if self._later else math.inf
 
-    def _place(self, share: float, seen: Seen, waited_s: float) -> tuple[bool, float]:
-        """Where a marker stands among those of its priority.
+    def _ripen(self, now: float) -> None:
+        """Sort what has waited long enough into our own and the others'."""
+        others, own_since = [], []
+        while self._later and self._later[0][0] <= now:
+            _, share, key, waits_since, seen = heapq.heappop(self._later)
+            if is_nearest(share, seen.marker.task_id, self._rivals):
+                heapq.heappush(self._own, (seen.marker.priority, False, share, key, seen))
+                own_since.append(waits_since)
+            else:
+                others.append((share, key, waits_since, seen))
+        if own_since:
+            self._own_since = sum(own_since) / len(own_since)
+        grace_s = max(GRACE_S, 2 * (now - self._own_since))
+        for share, key, waits_since, seen in others:
+            is_others, place = self._place(share, seen, int((now - waits_since) / grace_s))
+            heap = self._others if is_others else self._own
+            heapq.heappush(heap, (seen.marker.priority, is_others, place, key, seen))
 
-        First our own, nearest first; then the others', among few first those to which their own worker comes
-        last.
+    def _place(self, share: float, seen: Seen, graces: int) -> tuple[bool, float]:
+        """Whether a marker that another worker is nearer to is still left to it, and its place among its like.
+
+        Our own are tried nearest first, of the others', among few, first those to which their own worker
+        comes last.
         """
         task_id = seen.marker.task_id
-        if is_nearest(share, task_id, self._rivals, but_for=int(waited_s / GRACE_S)):
+        if graces and is_nearest(share, task_id, self._rivals, but_for=graces):
             return False, share
         return True, share if len(self._rivals) > FEW else -nearest(task_id, self._rivals)
 

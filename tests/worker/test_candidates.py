@@ -157,6 +157,18 @@ async def test_an_urgent_one_of_the_others_does_not_hold_up_ones_own(world: Worl
 
 
 @virtual
+async def test_of_the_others_those_that_have_waited_longest_come_first(world: World) -> None:
+    """What is young is most likely being run."""
+    candidates, _, others = beside_another(world)
+    page, _ = page_for("a", "b")
+    old = next(one for one in page if one.key == others[0])
+    await world.clock.sleep(1.5)
+    fresh = [seen(number, due_ms=NOW_MS + 1500) for number in range(100, 200)]
+    candidates.refill([*fresh, old], now_ms=NOW_MS + 1500)
+    assert popped(candidates)[-1] == old
+
+
+@virtual
 async def test_a_task_that_waits_becomes_everybodys(world: World) -> None:
     """Its own worker may be busy, or handle other types."""
     candidates, own, others = beside_another(world)
