@@ -2,12 +2,13 @@
 
 Example::
 
-    python bench/leak.py                        # 200,000 tasks, some ten minutes
+    python bench/leak.py                        # 200,000 tasks, some twenty minutes
     python bench/leak.py --away                 # the same with the store away half the time
     python bench/leak.py --tasks 20000 --json
 
-The store is a SeaweedFS in another process (`buquet dev`). This process submits, never more than
-`BACKLOG` tasks ahead of the worker, and is the line between worker and store: to be away it refuses
+The store is a SeaweedFS in another process (`buquet dev`). This process submits, `RATE` tasks a second
+and never more than `BACKLOG` ahead of the worker, so that the store keeps up (markers that it is slow to
+delete are memory, too), and is the line between worker and store: to be away it refuses
 connections, or takes them and stays silent, by turns. The worker's tasks are of all kinds: most are
 coroutines, some run in threads, some fail at first. Nothing is done to make memory look well: no
 collection is forced, nothing is trimmed.
@@ -39,6 +40,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from buquet import NewTask, RetryPolicy, TaskContext, Worker, connect
+
+RATE = 200
+"""How many tasks are submitted a second, at most."""
 
 BACKLOG = 500
 """How many tasks may wait for the worker."""
@@ -296,7 +300,9 @@ class Run:
 
     async def _new_tasks(self) -> AsyncIterator[NewTask]:
         policy = RetryPolicy(initial_interval_ms=100)
+        began = time.monotonic()
         for number in range(self._tasks):
+            await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
             while number - self._completed >= BACKLOG:
                 self._moved.clear()
                 await self._moved.wait()

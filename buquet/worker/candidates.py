@@ -171,7 +171,7 @@ class Candidates:
             heapq.heappush(heap, (seen.marker.priority, is_others, place, key, seen))
 
     def _place(self, share: float, seen: Seen, graces: int) -> tuple[bool, float]:
-        """Whether a marker that another worker is nearer to is still left to it, and its place among its like.
+        """Whether a marker is still left to a worker that is nearer to it, and its place among its like.
 
         Our own are tried nearest first, of the others', among few, first those to which their own worker
         comes last.
