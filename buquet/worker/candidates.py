@@ -69,7 +69,7 @@ class Candidates:
         self._others: list[_Ready] = []
         self._later: list[tuple[float, float, str, float, Seen]] = []
         self._listed_at = -math.inf
-        self._own_since = -math.inf
+        self._own_since = math.inf
         self._taken = 0
         self._rivals: list[str] = []
         self._others_are_free = False

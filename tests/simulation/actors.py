@@ -34,7 +34,7 @@ from simulation.process import Process
 from simulation.wire import Network, Wire
 
 RETENTION_S = 7 * 24 * 3600.0
-ARCHIVER_PAUSE_S = 100.0
+ARCHIVER_PAUSE_S = 40.0
 
 
 class World(Protocol):

@@ -167,7 +167,11 @@ def weather_of(chance: random.Random) -> tuple[list[str], Weather]:
 
 WEEK_WEATHER = Weather(
     {what: odds / 3 for what, odds in CALM.items()},
-    {**{(DELETE_LEDGER, what): 0.1 for what in COLUMNS if what != CLOCK}, (PUT_CREATE, LATE): 0.5},
+    {
+        **{(DELETE_LEDGER, what): 0.1 for what in COLUMNS if what != CLOCK},
+        (PUT_CREATE, LATE): 0.9,
+        (DELETE_MARKERS, LOST): 0.7,  # so that markers are left over which are tried a week later
+    },
     longest_pause_s=400.0,
 )
 """For seeds that remove old tasks: an archiver that crashed often would never come to it."""

@@ -48,7 +48,7 @@ WEEK_S = 8 * 24 * 3600.0
 """How long all is dark in a seed that also removes old tasks."""
 
 DARKEN_WITHIN_S = 20.0
-LEFTOVERS = 6
+LEFTOVERS = 10
 """It gets dark when so many tasks have ended whose markers still stand, or so long after it should."""
 
 REMOVING_S = 2400.0
@@ -154,7 +154,7 @@ def write_script(seed: int, sabotage: Sabotage | None = None) -> Script:
     if dark_at_s is not None:
         themes, weather, shard_prefix_len = ["week"], WEEK_WEATHER, 1
         specs += [
-            draw_spec(chance, "quick", after_s=dark_at_s - 1, before_s=dark_at_s + 3) for _ in range(16)
+            draw_spec(chance, "quick", after_s=dark_at_s - 1, before_s=dark_at_s + 3) for _ in range(32)
         ]
         until_s += WEEK_S + REMOVING_S
         roles.append(Role("a", "archiver"))
