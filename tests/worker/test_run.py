@@ -409,7 +409,7 @@ async def test_an_idle_worker_is_one_list_a_poll(world: World, poll_interval_ms:
     queue = world.queue(Keys(shard_prefix_len=2))
     worker = worker_of(queue)
     running = asyncio.create_task(worker.run(options(poll_interval_ms=poll_interval_ms)))
-    await world.clock.sleep(10)
+    await world.clock.sleep(11)  # between two heartbeats
     requests(queue).requests = []
     await world.clock.sleep(100)
     of_session = {("put", "workers/"), ("list", "workers/")}
