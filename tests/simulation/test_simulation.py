@@ -135,14 +135,17 @@ def test_shrinking_keeps_what_a_failure_needs() -> None:
 
 
 def test_a_breach_is_reported_with_a_short_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a rule that a single fault breaks, in a run that meets many."""
-    seed = next(
-        seed
-        for seed in range(1, 100)
-        if "mortal" in (script := write_script(seed)).themes
-        and all(spec.kind != "killer" for spec in script.specs)
-        and all(event.what != "SIGTERM" for event in script.events)
-    )
+    """With a rule that a single fault breaks, in a run that meets many.
+
+    A fault is known by its process and the number of the request that it befalls. So the seed is one in
+    which the process comes to that request without the other faults, too; a change of the package may ask
+    for another.
+    """
+    seed = 57
+    script = write_script(seed)
+    assert "mortal" in script.themes
+    assert all(spec.kind != "killer" for spec in script.specs)
+    assert all(event.what != "SIGTERM" for event in script.events)
 
     def ended(self: oracle.Oracle, process: Process) -> None:
         if not process.has_finished and self._agenda.now > 60:
