@@ -89,6 +89,20 @@ class Task:
         return _moment(now) - self.created_at
 
 
+def input_of(record: Record) -> Any:
+    """Read a record's input.
+
+    Raises
+    ------
+    PoisonRecord
+        It cannot be read.
+    """
+    try:
+        return msgspec.json.decode(record.input)
+    except (ValueError, RecursionError) as error:
+        raise PoisonRecord(f"record of task {record.id}: {error}") from error
+
+
 def task_of(record: Record) -> Task:
     """Make the user's view of a record.
 
@@ -102,7 +116,7 @@ def task_of(record: Record) -> Task:
             id=record.id,
             task_type=record.task_type,
             status=TaskStatus(record.status),
-            input=msgspec.json.decode(record.input),
+            input=input_of(record),
             output=msgspec.json.decode(record.output),
             priority=record.priority,
             created_at=_read_time(record.created_at),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
 # Expat fetches nothing, and entities can only be declared by a DTD, which `_Builder` refuses.
-from xml.etree.ElementTree import Element, ParseError, SubElement, TreeBuilder, XMLParser, tostring
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+from xml.sax.saxutils import escape
 
 from buquet._core.rfc3339 import parse_ms
 
@@ -96,18 +97,14 @@ def parse_error(body: bytes) -> Error:
 
 def build_delete(keys: Iterable[str]) -> bytes:
     """Write the body of a `DeleteObjects` that answers with the failures alone."""
-    root = Element("Delete", xmlns=NAMESPACE)
-    SubElement(root, "Quiet").text = "true"
-    for key in keys:
-        SubElement(SubElement(root, "Object"), "Key").text = key
-    return _bytes(root)
+    objects = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
+    return f'<Delete xmlns="{NAMESPACE}"><Quiet>true</Quiet>{objects}</Delete>'.encode()
 
 
 def build_create_bucket(region: str) -> bytes:
     """Write the body of a `CreateBucket` in a region other than us-east-1."""
-    root = Element("CreateBucketConfiguration", xmlns=NAMESPACE)
-    SubElement(root, "LocationConstraint").text = region
-    return _bytes(root)
+    constraint = f"<LocationConstraint>{escape(region)}</LocationConstraint>"
+    return f'<CreateBucketConfiguration xmlns="{NAMESPACE}">{constraint}</CreateBucketConfiguration>'.encode()
 
 
 class _Builder(TreeBuilder):
@@ -127,11 +124,6 @@ def _root(body: bytes, name: str) -> Element:
     if root.tag.rpartition("}")[2] != name:
         raise MalformedXmlError(f"<{root.tag}> instead of <{name}>")
     return root
-
-
-def _bytes(root: Element) -> bytes:
-    written: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
-    return written
 
 
 def _text(element: Element, name: str) -> str:

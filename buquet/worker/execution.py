@@ -17,7 +17,7 @@ from typing import Any
 from buquet._core.record import lease_ends_ms
 from buquet.errors import PermanentError, PoisonRecord
 from buquet.ledger import Claim
-from buquet.protocol.task import Task, TaskStatus, task_of
+from buquet.protocol.task import TaskStatus, input_of, task_of
 from buquet.protocol.transitions import Outcome, next_moment_ms, retry_delay_ms, shortened
 from buquet.queue import Queue
 from buquet.worker.context import TaskContext
@@ -79,11 +79,11 @@ class Execution:
 
     async def _run(self) -> Outcome:
         try:
-            task = task_of(self.held.record)
+            value, context = self._arguments()
         except PoisonRecord as error:
             return self._failure(error, TaskStatus.Failed)
         try:
-            result = await self._call(task)
+            result = await self._call(value, context)
         except _Released:
             return self.released()
         except PermanentError as error:
@@ -103,11 +103,19 @@ class Execution:
         """The outcome of an attempt that is handed back: pending at once, no retry spent."""
         return self._outcome(TaskStatus.Pending, counts_as_retry=False)
 
-    async def _call(self, task: Task) -> Any:
+    def _arguments(self) -> tuple[Any, TaskContext | None]:
+        """What the handler is called with; the whole task is only read for one that may ask for it."""
+        record = self.held.record
+        if not self._handler.takes_context:
+            return input_of(record), None
+        task = task_of(record)
         assert task.lease_expires_at is not None  # noqa: S101 - a claimed task has a lease
-        context = TaskContext(task.id, task.attempt, task, task.lease_expires_at)
-        limit_s = max(0.0, min(task.timeout_seconds, self._lease_left_s()))
-        call = self._handler.start(task.input, context, self._end)
+        return task.input, TaskContext(task.id, task.attempt, task, task.lease_expires_at)
+
+    async def _call(self, value: Any, context: TaskContext | None) -> Any:
+        record = self.held.record
+        limit_s = max(0.0, min(record.timeout_seconds, self._lease_left_s()))
+        call = self._handler.start(value, context, name=record.id, on_end=self._end)
         timer = asyncio.get_running_loop().call_later(limit_s, self._end)
         try:
             await self._over

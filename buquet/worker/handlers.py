@@ -6,7 +6,7 @@ in a daemon thread of its own, which no time-out can stop.
 Example::
 
     handler = Handler(send_email)
-    result = await handler.start({"to": "user@example.com"}, ctx, on_end=lambda: None)
+    result = await handler.start({"to": "user@example.com"}, ctx, name="mail", on_end=lambda: None)
 """
 
 from __future__ import annotations
@@ -46,17 +46,26 @@ class Handler:
             raise TypeError(f"a handler must be callable, not {type(function).__name__}")
         self.function = function
         self.is_async = _is_async(function)
-        self._pass_context = _context_passer(function)
+        self.takes_context, self._pass = _passer(function)
 
-    def start(self, value: Any, context: TaskContext, on_end: Callable[[], None]) -> asyncio.Future[Any]:
+    def start(
+        self, value: Any, context: TaskContext | None, *, name: str, on_end: Callable[[], None]
+    ) -> asyncio.Future[Any]:
         """Start the handler. Cancelling the future stops it only if the handler is async.
 
-        `on_end` is called when the handler has ended, a turn of the loop before callbacks of the future.
+        Parameters
+        ----------
+        value, context:
+            What it is called with; the context may be left out if it takes none.
+        name:
+            What its thread is called.
+        on_end:
+            Called when it has ended, a turn of the loop before the callbacks of the future.
         """
-        call = self._pass_context(value, context)
+        call = self._pass(value, context)
         if self.is_async:
             return asyncio.ensure_future(_guarded(call, on_end))
-        return _in_thread(call, on_end, name=f"buquet-{context.task_id}")
+        return _in_thread(call, on_end, name=f"buquet-{name}")
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -67,15 +76,19 @@ def _is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _context_passer(function: Callable[..., Any]) -> Callable[[Any, TaskContext], Callable[[], Any]]:
-    """Decide once how a call gets its arguments."""
+_Passer = Callable[[Any, TaskContext | None], Callable[[], Any]]
+
+
+def _passer(function: Callable[..., Any]) -> tuple[bool, _Passer]:
+    """Decide once how a call gets its arguments, and whether the context is one of them."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # builtins without a signature
-        return lambda value, _context: functools.partial(function, value)
+        return False, lambda value, _context: functools.partial(function, value)
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = next((p for p in parameters if p.name == "ctx"), None)
+    takes_context = True
     if named is not None and named.kind is named.KEYWORD_ONLY:
         passer = lambda value, context: functools.partial(function, value, ctx=context)  # noqa: E731
         example: tuple[tuple[object, ...], dict[str, object]] = ((None,), {"ctx": None})
@@ -83,6 +96,7 @@ def _context_passer(function: Callable[..., Any]) -> Callable[[Any, TaskContext]
         passer = lambda value, context: functools.partial(function, value, context)  # noqa: E731
         example = ((None, None), {})
     else:
+        takes_context = False
         passer = lambda value, _context: functools.partial(function, value)  # noqa: E731
         example = ((None,), {})
     try:
@@ -90,7 +104,7 @@ def _context_passer(function: Callable[..., Any]) -> Callable[[Any, TaskContext]
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(f"handler {name} must take `input` or `input, ctx`: {error}") from error
-    return passer
+    return takes_context, passer
 
 
 _inside = contextvars.ContextVar("buquet_inside_handler", default=False)

@@ -51,8 +51,9 @@ DARKEN_WITHIN_S = 20.0
 LEFTOVERS = 10
 """It gets dark when so many tasks have ended whose markers still stand, or so long after it should."""
 
-REMOVING_S = 2400.0
-"""How long such a seed goes on with its faults afterwards: removing takes more than 25 minutes."""
+REMOVING_S = 6000.0
+"""How long such a seed goes on with its faults afterwards: a task is archived, an hour later its marker
+is deleted, 25 minutes later its record."""
 
 CROWD_DUE_S = 25 * 60.0
 """When the tasks of a crowd become due, after the faults: later than any other may wait."""
