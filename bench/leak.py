@@ -6,12 +6,12 @@ Example::
     python bench/leak.py --away                 # the same with the store away half the time
     python bench/leak.py --tasks 20000 --json
 
-The store is a SeaweedFS in another process (`buquet dev`). This process submits, `RATE` tasks a second
-and never more than `BACKLOG` ahead of the worker, so that the store keeps up (markers that it is slow to
-delete are memory, too), and is the line between worker and store: to be away it refuses
-connections, or takes them and stays silent, by turns. The worker's tasks are of all kinds: most are
-coroutines, some run in threads, some fail at first. Nothing is done to make memory look well: no
-collection is forced, nothing is trimmed.
+The store is a SeaweedFS in another process (`buquet dev`). This process submits, `--rate` tasks a second
+and never more than `BACKLOG` ahead of the worker, so that the store keeps up: markers that it is slow to
+delete are memory, too, so give a slow or busy machine a lower rate. It is also the line between worker
+and store: to be away it refuses connections, or takes them and stays silent, by turns. The worker's
+tasks are of all kinds: most are coroutines, some run in threads, some fail at first. Nothing is done to
+make memory look well: no collection is forced, nothing is trimmed.
 
 Exits with 1 if memory grows by more than 5 % after the first `SETTLED_AFTER` tasks, or if file
 descriptors, threads or asyncio tasks gather. Compared are the medians of ten samples, because memory
@@ -42,7 +42,7 @@ from urllib.parse import urlsplit
 from buquet import NewTask, RetryPolicy, TaskContext, Worker, connect
 
 RATE = 200
-"""How many tasks are submitted a second, at most."""
+"""How many tasks are submitted a second, at most, unless another rate is given."""
 
 BACKLOG = 500
 """How many tasks may wait for the worker."""
@@ -260,14 +260,17 @@ class Run:
         Where the store keeps its data, and the worker its log.
     tasks:
         How many.
+    rate:
+        How many are submitted a second, at most.
     away:
         Whether the store is away half the time.
     """
 
-    def __init__(self, folder: Path, tasks: int, *, away: bool) -> None:
+    def __init__(self, folder: Path, tasks: int, *, rate: float, away: bool) -> None:
         self.samples: list[Sample] = []
         self._folder = folder
         self._tasks = tasks
+        self._rate = rate
         self._away = away
         self._completed = 0
         self._moved = asyncio.Event()
@@ -302,7 +305,7 @@ class Run:
         policy = RetryPolicy(initial_interval_ms=100)
         began = time.monotonic()
         for number in range(self._tasks):
-            await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + number / self._rate - time.monotonic()))
             while number - self._completed >= BACKLOG:
                 self._moved.clear()
                 await self._moved.wait()
@@ -448,6 +451,7 @@ def _print(samples: list[Sample], found: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=200_000)
+    parser.add_argument("--rate", type=float, default=RATE, help=f"tasks a second; {RATE}, if not given")
     parser.add_argument("--away", action="store_true", help="the store is away half the time")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     parser.add_argument("--work", type=int, help=argparse.SUPPRESS)
@@ -458,7 +462,7 @@ def main() -> int:
     if options.tasks < 2 * SAMPLE_EVERY:
         parser.error(f"a sample is taken every {SAMPLE_EVERY:,} tasks: give at least twice as many")
     with tempfile.TemporaryDirectory(prefix="buquet-leak-") as folder:
-        run = Run(Path(folder), options.tasks, away=options.away)
+        run = Run(Path(folder), options.tasks, rate=options.rate, away=options.away)
         asyncio.run(run.go())
     found = verdict(run.samples)
     if options.json:
