@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
@@ -19,3 +19,7 @@ class Counters:
     taken_back: int = 0
     leftover: int = 0
     """Plain handlers that go on after their attempt has timed out."""
+
+    def __str__(self) -> str:
+        counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in asdict(self).items() if count]
+        return ", ".join(counts) or "nothing claimed"

@@ -175,7 +175,8 @@ class Run:
         if self._stopping.is_set():
             self._hurrying.set()
         elif self._executions:
-            log.info(
+            # Not only with `-v`: whoever stops a worker wonders what it waits for.
+            log.warning(
                 "stopping: %d tasks may go on for up to %g s; a second signal hands them back at once",
                 len(self._executions),
                 self._options.shutdown_timeout_s,

@@ -76,7 +76,9 @@ async def test_a_signal_lets_handlers_finish(tmp_path: Path, number: signal.Sign
         for _ in tasks:
             assert await process.stdout.readline() == b"started\n"
         process.send_signal(number)
-        await ended(process)
+        log = await ended(process)
+        assert "WARNING:buquet.worker:stopping: 2 tasks may go on for up to 20 s" in log
+        assert "worker w stopped: 2 claimed, 2 completed" in log
         for task in tasks:
             done = await queue.get(task.id)
             assert done is not None
@@ -97,7 +99,7 @@ async def test_what_goes_on_is_released_at_the_time_out_or_the_second_signal(
             process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.3)
         log = await ended(process)
-        assert "released=2" in log
+        assert "stopped: 2 claimed, 2 released" in log
         for task in tasks:
             released = await queue.get(task.id)
             assert released is not None
