@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from buquet._core import ident
@@ -179,7 +179,7 @@ class _Audit:
             if marker not in markers:
                 await self._need(self._keys.marker_key(marker), record, Fault.LOST_MARKER)
         elif record.status == TaskStatus.Running:
-            claimed_by = replace(marker, attempt=record.attempt - 1)
+            claimed_by = marker._replace(attempt=record.attempt - 1)
             if claimed_by not in markers:
                 await self._need(self._keys.marker_key(claimed_by), record, Fault.ORPHAN)
         elif record.status == TaskStatus.Failed and task_id not in listed:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote
 
 from buquet._core import ident
@@ -38,8 +39,7 @@ _LEDGER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(NamedTuple):
     """A key under `ready/`: the task wants attention at `due_ms` (Unix ms). Never used twice."""
 
     shard: str

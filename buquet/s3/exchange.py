@@ -26,7 +26,7 @@ UNSIGNED_HEADERS = {"user-agent": "buquet", "accept-encoding": "identity"}
 """Sent with each request but not signed, because proxies may change them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Response:
     """An answer. Header names are compared without regard to case."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from buquet.clock import StoreClock
 from buquet.errors import BuquetError
@@ -56,8 +56,7 @@ Stores refuse signatures older than 15 minutes, so nothing that was read acts la
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """An object as a GET returned it. Times in Unix ms; `date_ms` is the response's own time."""
 
     key: str
@@ -67,8 +66,7 @@ class Blob:
     date_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An object as a listing or a HEAD shows it."""
 
     key: str
@@ -77,8 +75,7 @@ class Entry:
     modified_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """One page of a listing, in key order. `truncated`: more keys follow the last one."""
 
     entries: tuple[Entry, ...]
@@ -86,8 +83,7 @@ class Page:
     date_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """A put that took effect.
 
     `etag` is that of the object as it now stands. `body` is None where that is what was

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from buquet.errors import BuquetError
@@ -187,7 +187,7 @@ class FaultyStore:
         page = await self._send(fault, lambda: self._store.list(prefix, after=after, limit=limit))
         question = (prefix, after, limit)
         if isinstance(fault, Stale) and question in self._listed:
-            return replace(self._listed[question], date_ms=page.date_ms)
+            return self._listed[question]._replace(date_ms=page.date_ms)
         self._listed[question] = page
         return page
 

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from buquet.errors import PoisonRecord
 from buquet.protocol.keys import Keys, Marker
@@ -25,8 +26,7 @@ AFTER_ALL = "~"
 """Sorts after every character of a key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A due marker as a listing showed it."""
 
     key: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from fleet import (
@@ -117,7 +116,7 @@ async def test_the_date_of_a_listing_alone_is_not_believed(world: World) -> None
 
     async def ahead(prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         page = await honest(prefix, after=after, limit=limit)
-        return replace(page, date_ms=page.date_ms + 60_000)
+        return page._replace(date_ms=page.date_ms + 60_000)
 
     queue.store.once.list = ahead  # type: ignore[method-assign]
     watch = watch_of(queue)

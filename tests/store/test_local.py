@@ -54,10 +54,11 @@ def locked(path):
 
 def python(code: str, *arguments: object, **options) -> subprocess.Popen:
     prelude = """
-        import asyncio, os, sys
+        import asyncio, logging, os, sys
         from buquet.clock import SystemClock
         from buquet.store.interface import *
         from buquet.store.local import LocalStore
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns when a busy machine is slow
         store = LocalStore(sys.argv[1], SystemClock())
     """
     source = textwrap.dedent(prelude) + textwrap.dedent(code)
