@@ -71,7 +71,7 @@ def test_the_worker_runs_what_the_producer_submits(environment: Environment) -> 
         "sending 'Later' to user@example.com",
     ]
     assert worker.returncode == 0, logged
-    assert "completed=3" in logged
+    assert "stopped: 5 claimed, 3 completed, 1 failed, 1 retried" in logged
     assert "Traceback" not in logged
 
 

@@ -71,12 +71,13 @@ class _Lines(logging.Formatter):
 
 
 def log_to_stderr(*, verbose: bool, as_json: bool) -> None:
-    """Show what the library logs: warnings, and with `verbose` a line for each task."""
+    """Show what the library logs: warnings, what a stop waits for, with `verbose` a line for each task."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines(as_json=as_json))
     logger = logging.getLogger("buquet")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("buquet.worker.stop").setLevel(logging.INFO)
 
 
 def announce(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -37,6 +37,8 @@ from buquet.worker.outage import Outage
 from buquet.worker.settler import Settler
 
 log = logging.getLogger("buquet.worker")
+stop_log = logging.getLogger("buquet.worker.stop")
+"""The command line shows it without `-v`, too: whoever stops a worker wonders what it waits for."""
 
 WAIT_S = 0.05
 """How often it is looked whether tasks may be started again, while none may."""
@@ -175,8 +177,7 @@ class Run:
         if self._stopping.is_set():
             self._hurrying.set()
         elif self._executions:
-            # Not only with `-v`: whoever stops a worker wonders what it waits for.
-            log.warning(
+            stop_log.info(
                 "stopping: %d tasks may go on for up to %g s; a second signal hands them back at once",
                 len(self._executions),
                 self._options.shutdown_timeout_s,

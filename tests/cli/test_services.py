@@ -36,6 +36,31 @@ def test_ctrl_c_ends_it_quietly_and_sigterm_is_success(local: Cli, name: str) ->
     assert local.json("workers", "--all") == [], "each has taken its session away"
 
 
+SLOW = """\
+import asyncio, pathlib
+from buquet import Worker
+
+worker = Worker()
+
+
+@worker.task("nap")
+async def nap(input):
+    pathlib.Path("begun").touch()
+    await asyncio.sleep(1)
+"""
+
+
+def test_a_stop_says_what_it_waits_for(local: Cli) -> None:
+    (local.folder / "slow.py").write_text(SLOW)
+    local("submit", "nap")
+    with local.started("worker", "slow:worker") as process:
+        until((local.folder / "begun").exists)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "stopping: 1 tasks may go on for up to" in said
+
+
 def test_ctrl_c_ends_what_looks_on(local: Cli) -> None:
     task_id = local("submit", "echo").stdout.strip()
     for arguments in (["tail", "-f", "--json"], ["top", "--json"], ["wait", task_id]):

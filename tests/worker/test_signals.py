@@ -77,7 +77,7 @@ async def test_a_signal_lets_handlers_finish(tmp_path: Path, number: signal.Sign
             assert await process.stdout.readline() == b"started\n"
         process.send_signal(number)
         log = await ended(process)
-        assert "WARNING:buquet.worker:stopping: 2 tasks may go on for up to 20 s" in log
+        assert "INFO:buquet.worker.stop:stopping: 2 tasks may go on for up to 20 s" in log
         assert "worker w stopped: 2 claimed, 2 completed" in log
         for task in tasks:
             done = await queue.get(task.id)
