@@ -104,19 +104,14 @@ class StoreClock:
         self._low = clock.unix() * 1000 - clock.monotonic() * 1000
         self._high = self._low
         self._at = clock.monotonic()
-        self._synced = False
-        self._doubts: list[tuple[float, float]] = []
-
-    @property
-    def synced(self) -> bool:
+        self.synced = False
         """Whether any response of the store has been seen."""
-        return self._synced
+        self._doubts: list[tuple[float, float]] = []
 
     @property
     def error_ms(self) -> float:
         """Half the width of the interval: the estimate is off by no more than this."""
-        low, high = self._widened(self.clock.monotonic())
-        return (high - low) / 2
+        return (self._high - self._low) / 2 + self._slack(self.clock.monotonic())
 
     def observe(self, date_ms: int, *, resolution_ms: int = 1000, sent: float) -> None:
         """Learn from one response.
@@ -133,11 +128,11 @@ class StoreClock:
         now = self.clock.monotonic()
         low = date_ms - now * 1000
         high = date_ms + resolution_ms - sent * 1000
-        if not self._synced:
+        if not self.synced:
             self._adopt(low, high, now)
             return
-        known_low, known_high = self._widened(now)
-        both_low, both_high = max(low, known_low), min(high, known_high)
+        slack = self._slack(now)
+        both_low, both_high = max(low, self._low - slack), min(high, self._high + slack)
         if both_low <= both_high:
             self._doubts.clear()
             self._adopt(both_low, both_high, now)
@@ -151,29 +146,28 @@ class StoreClock:
     def lower_ms(self) -> int:
         """The store's time is at least this (Unix ms): mint due times from it."""
         now = self.clock.monotonic()
-        return int(self._widened(now)[0] + now * 1000)
+        return int(self._low - self._slack(now) + now * 1000)
 
     def upper_ms(self) -> int:
         """The store's time is at most this (Unix ms): test whether something is due with it."""
         now = self.clock.monotonic()
-        return int(self._widened(now)[1] + now * 1000)
+        return int(self._high + self._slack(now) + now * 1000)
 
     def now_ms(self) -> int:
         """The best single estimate of the store's time, Unix ms."""
         now = self.clock.monotonic()
-        low, high = self._widened(now)
-        return int((low + high) / 2 + now * 1000)
+        return int((self._low + self._high) / 2 + now * 1000)
 
     def now(self) -> str:
         """`now_ms` as RFC 3339 text."""
         return format_ms(self.now_ms())
 
-    def _widened(self, now: float) -> tuple[float, float]:
-        slack = (now - self._at) * 1000 * DRIFT
-        return self._low - slack, self._high + slack
+    def _slack(self, now: float) -> float:
+        """By how much the interval has widened since it was learned, ms."""
+        return (now - self._at) * 1000 * DRIFT
 
     def _adopt(self, low: float, high: float, now: float) -> None:
-        self._low, self._high, self._at, self._synced = low, high, now, True
+        self._low, self._high, self._at, self.synced = low, high, now, True
 
     def _doubt(self, low: float, high: float, now: float) -> None:
         agrees = all(low <= other_high and other_low <= high for other_low, other_high in self._doubts)

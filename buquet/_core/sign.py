@@ -18,6 +18,7 @@ Example::
 from __future__ import annotations
 
 import hmac
+import re
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -31,6 +32,8 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 """Stands for the payload's hash where the payload is not signed."""
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
+_is_plain = re.compile(r"[A-Za-z0-9._~/-]*").fullmatch
+
 _BLOCK = 64
 """The block of SHA-256, in bytes."""
 
@@ -42,7 +45,8 @@ def payload_hash(body: bytes) -> str:
 
 def encode_path(key: str) -> str:
     """Return an object's key as it stands in a URL's path: all but `A-Za-z0-9-._~/` is escaped."""
-    return quote(key, safe="/")
+    # Most keys need no escape, and to look costs a fraction of `quote`.
+    return key if _is_plain(key) else quote(key, safe="/")
 
 
 def canonical_query(pairs: Iterable[tuple[str, str]]) -> str:

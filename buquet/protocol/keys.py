@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -63,21 +63,19 @@ class Keys:
 
     prefix: str = ""
     shard_prefix_len: int = 1
+    ready: str = field(init=False)
+    """The prefix of all markers."""
+    tasks: str = field(init=False)
+    """The prefix of all ledgers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ready", f"{self.prefix}ready/")
+        object.__setattr__(self, "tasks", f"{self.prefix}tasks/")
 
     @property
     def manifest(self) -> str:
         """The key of the queue's manifest."""
         return f"{self.prefix}buquet.json"
-
-    @property
-    def ready(self) -> str:
-        """The prefix of all markers."""
-        return f"{self.prefix}ready/"
-
-    @property
-    def tasks(self) -> str:
-        """The prefix of all ledgers."""
-        return f"{self.prefix}tasks/"
 
     def shard(self, task_id: str) -> str:
         """The shard of a task."""

@@ -126,10 +126,14 @@ class S3Client:
         target = f"{path}?{canonical_query(query)}" if query else path
         headers = headers or {}
         digest = payload_hash(body)
-        async with self._slots:
+        await self._slots.acquire()
+        try:
             signer = self._signer_for(await self.credentials.get())
             signature = signer.sign(method, host, path, query, headers, digest, before_sign())
-            return await self._transport.exchange(method, target, {**headers, **signature}, body)
+            wire = self._transport.wire()
+            return await wire.exchange(method, target, {**headers, **signature}, body)
+        finally:
+            self._slots.release()
 
     def _signer_for(self, keys: AccessKeys) -> Signer:
         if self._signer is None or self._signer[0] is not keys:

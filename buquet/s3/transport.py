@@ -2,7 +2,8 @@
 
 Example::
 
-    response = await Transport("http://host", Limits()).exchange("GET", "/bucket/key", headers, b"")
+    wire = Transport("http://host", Limits()).wire()
+    response = await wire.exchange("GET", "/bucket/key", headers, b"")
 
 Errors: `TransportError`. Redirects are not followed, cookies not kept, bodies not unpacked,
 certificates always verified, and nothing is ever sent twice.
@@ -21,9 +22,9 @@ from buquet.s3 import direct
 from buquet.s3.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator
 
-    from buquet.s3.exchange import Limits, Response, Wire
+    from buquet.s3.exchange import Limits, Wire
 
 
 class Transport:
@@ -44,29 +45,29 @@ class Transport:
         self._held: AsyncGenerator[None, None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
-        """Send one request and read the whole answer.
+    def wire(self) -> Wire:
+        """Return who carries exchanges out.
 
-        Parameters
-        ----------
-        method, target, headers, body:
-            The request, sent as it is: the target (path and query) is encoded already.
+        Raises
+        ------
+        RuntimeError
+            The connections are closed, or belong to another event loop.
         """
         wire = self._wire
         if wire is None:
-            wire = await self._open()
-        elif wire.closed:
+            return self._open()
+        if wire.closed:
             raise RuntimeError("the connection is closed")
-        elif self._loop is not asyncio.get_running_loop():
+        if self._loop is not asyncio.get_running_loop():
             raise RuntimeError("the connection belongs to another event loop: connect again in this one")
-        return await wire.exchange(method, target, headers, body)
+        return wire
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice."""
         if self._held is not None:
             await self._held.aclose()
 
-    async def _open(self) -> Wire:
+    def _open(self) -> Wire:
         proxy = _proxy(self._origin)
         wire: Wire
         if proxy is None and direct.fits():
@@ -75,7 +76,8 @@ class Transport:
             wire = Session(self._origin, self._limits, proxy)
         self._wire, self._loop = wire, asyncio.get_running_loop()
         self._held = _hold(wire)
-        await anext(self._held)
+        with suppress(StopIteration):  # it waits for nothing before it yields
+            anext(self._held).send(None)
         weakref.finalize(self, _abandon, wire, self._loop)
         return wire
 

@@ -66,7 +66,7 @@ def parse_listing(body: bytes) -> Listing:
     root = _root(body, "ListBucketResult")
     encoded = _text(root, "EncodingType") == "url"
     try:
-        objects = tuple(_listed(element, encoded=encoded) for element in root.iterfind("{*}Contents"))
+        objects = tuple([_listed(child, encoded=encoded) for child in root if _name(child) == "Contents"])
     except ValueError as error:
         raise MalformedXmlError(f"a listing with a wrong number or time: {error}") from None
     truncated = _text(root, "IsTruncated") == "true"
@@ -121,9 +121,13 @@ def _root(body: bytes, name: str) -> Element:
         root: Element = parser.close()
     except (ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise MalformedXmlError(f"not XML: {error}") from None
-    if root.tag.rpartition("}")[2] != name:
+    if _name(root) != name:
         raise MalformedXmlError(f"<{root.tag}> instead of <{name}>")
     return root
+
+
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
 
 
 def _text(element: Element, name: str) -> str:
@@ -134,9 +138,8 @@ def _listed(element: Element, *, encoded: bool) -> Listed:
     # A page has a thousand of them, and an exact tag is found three times as fast as one of any namespace.
     space = element.tag.removesuffix("Contents")
     key = element.findtext(f"{space}Key", "")
-    return Listed(
-        key=unquote_plus(key) if encoded else key,
-        size=int(element.findtext(f"{space}Size", "")),
-        etag=element.findtext(f"{space}ETag", "").strip('"'),
-        modified_ms=parse_ms(element.findtext(f"{space}LastModified", "")),
-    )
+    if encoded and ("%" in key or "+" in key):
+        key = unquote_plus(key)
+    size = int(element.findtext(f"{space}Size", ""))
+    etag = element.findtext(f"{space}ETag", "").strip('"')
+    return Listed(key, size, etag, parse_ms(element.findtext(f"{space}LastModified", "")))

@@ -172,7 +172,7 @@ class RetryBudget:
                 self._is_back.set()
                 self._is_back = asyncio.Event()
             self._failing_since = None
-        self._add(self._limits.per_success)
+        self._tokens = min(self._limits.burst, self._tokens + self._limits.per_success)
 
     def take(self, most_s: float) -> float | None:
         """Take a token, after a request that failed, that is there in at most `most_s` seconds.
@@ -183,7 +183,8 @@ class RetryBudget:
         now = self._clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        self._add((now - self._at) * self._limits.per_second)
+        earned = (now - self._at) * self._limits.per_second
+        self._tokens = min(self._limits.burst, self._tokens + earned)
         self._at = now
         wait_s = max(0.0, (1.0 - self._tokens) / self._limits.per_second)
         if wait_s > most_s:
@@ -197,9 +198,6 @@ class RetryBudget:
             async with asyncio.timeout(delay_s):
                 await self._is_back.wait()
                 await self._clock.sleep(self._clock.uniform() * BACK_WITHIN_S)
-
-    def _add(self, tokens: float) -> None:
-        self._tokens = min(self._limits.burst, self._tokens + tokens)
 
 
 class Open(enum.Enum):

@@ -19,6 +19,7 @@ import enum
 from dataclasses import dataclass
 from functools import partial
 from hashlib import md5
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 from buquet._core.rfc3339 import parse_http_date
@@ -177,7 +178,7 @@ class S3Store:
             listing = parse_listing(answer.response.body)
         except MalformedXmlError as error:
             raise undecided(answer, str(error)) from None
-        entries = tuple(Entry(*listed) for listed in listing.objects)
+        entries = tuple(starmap(Entry, listing.objects))
         return Page(entries, listing.truncated, answer.date_ms)
 
     async def create_bucket(self) -> None:

@@ -64,7 +64,7 @@ class Handler:
         """
         call = self._pass(value, context)
         if self.is_async:
-            return asyncio.ensure_future(_guarded(call, on_end))
+            return asyncio.create_task(_guarded(call, on_end))
         return _in_thread(call, on_end, name=f"buquet-{name}")
 
 

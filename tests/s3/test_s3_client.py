@@ -18,7 +18,7 @@ from liar import Liar, answer
 
 from buquet.clock import SystemClock
 from buquet.config import AccessKeys
-from buquet.s3 import direct
+from buquet.s3 import direct, session
 from buquet.s3.client import S3Client
 from buquet.s3.credentials import StaticCredentials
 from buquet.s3.endpoint import Endpoint
@@ -246,6 +246,59 @@ async def test_an_answer_without_a_length_ends_with_its_connection():
             assert (await client.get("a", now)).body == b"all of it"
         await client.close()
     assert liar.connections == 2
+
+
+@pytest.mark.parametrize("wire", ["direct"], indirect=True)  # aiohttp's session reads all to the end
+async def test_where_answers_to_a_put_have_no_length_the_second_is_read_whole():
+    async def answer_and_close(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 409 Conflict\r\n\r\n<Error/>")
+        await writer.drain()
+
+    async with Liar(answer_and_close) as liar:
+        client = client_of(liar.endpoint)
+        with pytest.raises(TransportError, match="without a length") as caught:
+            await client.put("a", b"1", {}, now)
+        assert caught.value.sent
+        for _ in range(2):
+            response = await client.put("a", b"1", {}, now)
+            assert (response.status, response.body) == (409, b"<Error/>")
+        await client.close()
+    assert liar.connections == 3
+
+
+@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+async def test_each_exchange_is_broken_off_in_its_own_time():
+    """One timer serves them all."""
+    async with Liar(stay_silent) as liar:
+        client = client_of(liar.endpoint, read_s=0.4)
+
+        async def ask_after(pause_s: float) -> float:
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            with pytest.raises(TransportError, match=r"no answer in 0.4 s"):
+                await client.put("a", b"1", {}, now)
+            return time.monotonic() - began
+
+        took_s = await asyncio.gather(*(ask_after(pause_s) for pause_s in (0.0, 0.1, 0.3, 0.8)))
+        await client.close()
+    assert all(0.39 < one_s < 0.6 for one_s in took_s), took_s
+
+
+async def test_an_idle_connection_is_closed_and_not_used_again(monkeypatch):
+    monkeypatch.setattr(direct, "KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(session, "KEEP_ALIVE_S", 0.2)
+    async with Liar(answer()) as liar:
+        client = client_of(liar.endpoint, read_s=0.5)
+        for _ in range(2):
+            await client.get("a", now)
+        assert liar.connections == 1
+        await asyncio.sleep(0.3)
+        await client.get("a", now)
+        assert liar.connections == 2
+        async with asyncio.timeout(2):
+            while liar._serving:
+                await asyncio.sleep(0.01)
+        await client.close()
 
 
 async def test_waiting_and_idling_take_no_cpu_time():
