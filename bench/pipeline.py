@@ -254,8 +254,8 @@ class Bare:
     async def _list(self, listed: deque[str], after: str) -> str | None:
         answer = await self._client.list(f"{self._prefix}ready/", after, PAGE, time.time)
         page = parse_listing(answer.body)
-        listed.extend(entry.key for entry in page.objects)
-        return page.objects[-1].key if page.truncated else None
+        listed.extend(key for key, *_ in page.objects)
+        return listed[-1] if page.truncated else None
 
     async def _list_on(self, listed: deque[str]) -> None:
         after: str | None = listed[-1]

@@ -53,10 +53,7 @@ class SystemClock:
         if hasattr(time, "CLOCK_BOOTTIME")
         else time.monotonic
     )
-
-    def unix(self) -> float:
-        """The wall clock of this machine."""
-        return time.time()
+    unix = staticmethod(time.time)
 
     async def sleep(self, seconds: float) -> None:
         """Pause the calling coroutine."""
@@ -78,6 +75,9 @@ def token(clock: Clock) -> str:
 
 DRIFT = 100e-6
 """How fast two quartz clocks part, as a fraction; the interval widens by it."""
+
+_DRIFT_MS = DRIFT * 1000
+"""In milliseconds a second."""
 
 JUMP_MS = 2000
 """A disagreement above this is a jump of a clock, which needs witnesses."""
@@ -111,7 +111,7 @@ class StoreClock:
     @property
     def error_ms(self) -> float:
         """Half the width of the interval: the estimate is off by no more than this."""
-        return (self._high - self._low) / 2 + self._slack(self.clock.monotonic())
+        return (self._high - self._low) / 2 + (self.clock.monotonic() - self._at) * _DRIFT_MS
 
     def observe(self, date_ms: int, *, resolution_ms: int = 1000, sent: float) -> None:
         """Learn from one response.
@@ -131,7 +131,7 @@ class StoreClock:
         if not self.synced:
             self._adopt(low, high, now)
             return
-        slack = self._slack(now)
+        slack = (now - self._at) * _DRIFT_MS
         both_low, both_high = max(low, self._low - slack), min(high, self._high + slack)
         if both_low <= both_high:
             self._doubts.clear()
@@ -146,12 +146,12 @@ class StoreClock:
     def lower_ms(self) -> int:
         """The store's time is at least this (Unix ms): mint due times from it."""
         now = self.clock.monotonic()
-        return int(self._low - self._slack(now) + now * 1000)
+        return int(self._low - (now - self._at) * _DRIFT_MS + now * 1000)
 
     def upper_ms(self) -> int:
         """The store's time is at most this (Unix ms): test whether something is due with it."""
         now = self.clock.monotonic()
-        return int(self._high + self._slack(now) + now * 1000)
+        return int(self._high + (now - self._at) * _DRIFT_MS + now * 1000)
 
     def now_ms(self) -> int:
         """The best single estimate of the store's time, Unix ms."""
@@ -161,10 +161,6 @@ class StoreClock:
     def now(self) -> str:
         """`now_ms` as RFC 3339 text."""
         return format_ms(self.now_ms())
-
-    def _slack(self, now: float) -> float:
-        """By how much the interval has widened since it was learned, ms."""
-        return (now - self._at) * 1000 * DRIFT
 
     def _adopt(self, low: float, high: float, now: float) -> None:
         self._low, self._high, self._at, self.synced = low, high, now, True

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Container
+from collections.abc import Awaitable, Container
 from dataclasses import dataclass
 
 from buquet._core import ident
@@ -421,10 +421,10 @@ class Ledger:
             self._poison.clear()
         self._poison[task_id] = reason
 
-    async def replace(self, record: Record, etag: str, nonce: str) -> Written | None:
+    def replace(self, record: Record, etag: str, nonce: str) -> Awaitable[Written | None]:
         """Write a record over the version with this ETag; None if it has changed."""
         key = self.keys.ledger(record.id)
-        return await self.store.put(key, encode(record), IfMatches(etag), ours=bears_nonce(nonce))
+        return self.store.put(key, encode(record), IfMatches(etag), ours=bears_nonce(nonce))
 
 
 def _looks_ms(record: Record, now_ms: int) -> list[int]:

@@ -152,7 +152,8 @@ class Keys:
                 f"{key!r} is not a marker; nothing but this queue may write under {self.ready!r}"
             )
         shard, priority, due, task_id, attempt = found.groups()
-        self._check_shard(shard, key)
+        if len(shard) != self.shard_prefix_len:
+            raise self._foreign(shard, key)
         return Marker(shard, int(priority), int(due, 16), task_id, int(attempt, 16))
 
     def parse_ledger(self, key: str) -> str:
@@ -170,19 +171,19 @@ class Keys:
             raise PoisonRecord(
                 f"{key!r} is not a ledger; nothing but this queue may write under {self.tasks!r}"
             )
-        self._check_shard(found[1], key)
+        if len(found[1]) != self.shard_prefix_len:
+            raise self._foreign(found[1], key)
         return found[2]
 
     def parse_failed(self, key: str) -> str:
         """Read the task id out of a dead letter's key; errors as `parse_ledger`."""
         return self.parse_ledger(f"{self.tasks}{key.removeprefix(self.all_failed)}.json")
 
-    def _check_shard(self, shard: str, key: str) -> None:
-        if len(shard) != self.shard_prefix_len:
-            raise ForeignKey(
-                f"{key!r} has a shard of {len(shard)} digits, this queue has {self.shard_prefix_len}: "
-                "two clients with different settings write to one bucket; stop the wrong one"
-            )
+    def _foreign(self, shard: str, key: str) -> ForeignKey:
+        return ForeignKey(
+            f"{key!r} has a shard of {len(shard)} digits, this queue has {self.shard_prefix_len}: "
+            "two clients with different settings write to one bucket; stop the wrong one"
+        )
 
 
 def encoded_name(name: str) -> str:

@@ -61,7 +61,8 @@ def decode(body: bytes, *, task_id: str) -> Record:
                 check_stored_time(moment)
         if record.status == TaskStatus.Running:
             core.lease_ends_ms(record)
-        TaskStatus(record.status)
+        if record.status not in _STATUSES:
+            raise ValueError(f"{record.status!r} is no status")
         _check_ranges(record)
     except NotImplementedError as error:
         raise NewerLayout(f"task {task_id}: {error}; upgrade this program") from error
@@ -71,6 +72,8 @@ def decode(body: bytes, *, task_id: str) -> Record:
         raise PoisonRecord(f"task {task_id}: the record is about {record.id}")
     return record
 
+
+_STATUSES = frozenset(status.value for status in TaskStatus)
 
 _MOST = {
     "rev": 2**62,

@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from buquet._core.sign import Signer, canonical_query, encode_path, payload_hash
 from buquet.s3.exchange import Limits, Response
@@ -36,6 +36,9 @@ BeforeSign = Callable[[], float]
 
 What it raises ends the request, which then was not sent.
 """
+
+Sending = Coroutine[Any, Any, Response]
+"""A request that is sent when this is awaited."""
 
 _NO_REGION = frozenset({"us-east-1", "auto"})
 """Regions that a `CreateBucket` does not name: S3 refuses the first, R2 means the second."""
@@ -69,43 +72,41 @@ class S3Client:
         self._transport = Transport(f"{endpoint.scheme}://{endpoint.host}", limits)
         self._signer: tuple[AccessKeys, Signer] | None = None
 
-    async def get(self, key: str, before_sign: BeforeSign) -> Response:
+    def get(self, key: str, before_sign: BeforeSign) -> Sending:
         """Read an object."""
-        return await self._send("GET", key, before_sign)
+        return self._send("GET", key, before_sign)
 
-    async def head(self, key: str, before_sign: BeforeSign) -> Response:
+    def head(self, key: str, before_sign: BeforeSign) -> Sending:
         """Read an object's headers."""
-        return await self._send("HEAD", key, before_sign)
+        return self._send("HEAD", key, before_sign)
 
-    async def put(
-        self, key: str, body: bytes, headers: Mapping[str, str], before_sign: BeforeSign
-    ) -> Response:
+    def put(self, key: str, body: bytes, headers: Mapping[str, str], before_sign: BeforeSign) -> Sending:
         """Write an object; `headers` carry the condition."""
-        return await self._send("PUT", key, before_sign, headers=headers, body=body)
+        return self._send("PUT", key, before_sign, headers=headers, body=body)
 
-    async def delete(self, key: str, before_sign: BeforeSign) -> Response:
+    def delete(self, key: str, before_sign: BeforeSign) -> Sending:
         """Delete an object."""
-        return await self._send("DELETE", key, before_sign)
+        return self._send("DELETE", key, before_sign)
 
-    async def delete_many(self, keys: Sequence[str], before_sign: BeforeSign) -> Response:
+    def delete_many(self, keys: Sequence[str], before_sign: BeforeSign) -> Sending:
         """Delete up to 1,000 objects; the answer names those that failed."""
         body = build_delete(keys)
         # MinIO and older services insist on this checksum.
         digest = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
         headers = {"content-md5": digest, "content-type": "application/xml"}
-        return await self._send("POST", "", before_sign, query=[("delete", "")], headers=headers, body=body)
+        return self._send("POST", "", before_sign, query=[("delete", "")], headers=headers, body=body)
 
-    async def list(self, prefix: str, after: str, limit: int, before_sign: BeforeSign) -> Response:
+    def list(self, prefix: str, after: str, limit: int, before_sign: BeforeSign) -> Sending:
         """List up to `limit` keys under `prefix` that sort after `after`."""
         query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", str(limit)), ("prefix", prefix)]
         if after:
             query.append(("start-after", after))
-        return await self._send("GET", "", before_sign, query=query)
+        return self._send("GET", "", before_sign, query=query)
 
-    async def create_bucket(self, before_sign: BeforeSign) -> Response:
+    def create_bucket(self, before_sign: BeforeSign) -> Sending:
         """Create the bucket in the client's region."""
         body = b"" if self.region in _NO_REGION else build_create_bucket(self.region)
-        return await self._send("PUT", "", before_sign, body=body)
+        return self._send("PUT", "", before_sign, body=body)
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice."""

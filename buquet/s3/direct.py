@@ -60,7 +60,8 @@ class Direct:
         # Never sent: it tells the connector where to connect to.
         self._address = ClientRequest("GET", URL(origin, encoded=True), loop=self._loop)
         self._hides_progress = self._address.is_ssl()
-        self._always = {"host": origin.partition("://")[2], **UNSIGNED_HEADERS}
+        always = {"host": origin.partition("://")[2], **UNSIGNED_HEADERS}
+        self._always = "".join(f"{name}: {value}\r\n" for name, value in always.items())
         self._reads_to_end = frozenset({"GET"})
         """Methods whose answers are read to the connection's end if they give no length; costs 5 us."""
         self._idle: list[_Line] = []
@@ -112,14 +113,14 @@ class Direct:
                 line.close()
 
     def _head(self, method: str, target: str, headers: Mapping[str, str], length: int) -> bytes:
-        lines = [f"{method} {target} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in {**self._always, **headers}.items()]
-        if length or method in _WITH_BODY:
-            lines.append(f"content-length: {length}")
-        head = "\r\n".join(lines) + "\r\n\r\n"
-        if not head.count("\n") == head.count("\r") == len(lines) + 1:
+        head = ""
+        for name, value in headers.items():
+            head += f"{name}: {value}\r\n"
+        if not head.count("\n") == head.count("\r") == len(headers):
             raise ValueError("a header must not hold a line break")
-        return head.encode()
+        if length or method in _WITH_BODY:
+            head += f"content-length: {length}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{self._always}{head}\r\n".encode()
 
     def _quiet_s(self, length: int) -> float:
         hidden = self._hides_progress and length > PIECE_BYTES

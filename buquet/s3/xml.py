@@ -11,7 +11,7 @@ Example::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 # Expat fetches nothing, and entities can only be declared by a DTD, which `_Builder` refuses.
@@ -40,20 +40,15 @@ class Error:
     region: str = ""
 
 
-class Listed(NamedTuple):
-    """One object of a listing: size in bytes, time of its last change in Unix ms."""
-
-    key: str
-    size: int
-    etag: str
-    modified_ms: int
+Listed = tuple[str, int, str, int]
+"""One object of a listing: its key, size in bytes, ETag, and the time of its last change in Unix ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     """One page of a listing. `truncated`: more keys follow."""
 
-    objects: tuple[Listed, ...]
+    objects: list[Listed]
     truncated: bool
 
 
@@ -66,7 +61,8 @@ def parse_listing(body: bytes) -> Listing:
     root = _root(body, "ListBucketResult")
     encoded = _text(root, "EncodingType") == "url"
     try:
-        objects = tuple([_listed(child, encoded=encoded) for child in root if _name(child) == "Contents"])
+        contents = [child for child in root if child.tag.rpartition("}")[2] == "Contents"]
+        objects = [_listed(element, encoded=encoded) for element in contents]
     except ValueError as error:
         raise MalformedXmlError(f"a listing with a wrong number or time: {error}") from None
     truncated = _text(root, "IsTruncated") == "true"
@@ -121,13 +117,9 @@ def _root(body: bytes, name: str) -> Element:
         root: Element = parser.close()
     except (ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise MalformedXmlError(f"not XML: {error}") from None
-    if _name(root) != name:
+    if root.tag.rpartition("}")[2] != name:
         raise MalformedXmlError(f"<{root.tag}> instead of <{name}>")
     return root
-
-
-def _name(element: Element) -> str:
-    return element.tag.rpartition("}")[2]
 
 
 def _text(element: Element, name: str) -> str:
@@ -142,4 +134,4 @@ def _listed(element: Element, *, encoded: bool) -> Listed:
         key = unquote_plus(key)
     size = int(element.findtext(f"{space}Size", ""))
     etag = element.findtext(f"{space}ETag", "").strip('"')
-    return Listed(key, size, etag, parse_ms(element.findtext(f"{space}LastModified", "")))
+    return key, size, etag, parse_ms(element.findtext(f"{space}LastModified", ""))

@@ -54,7 +54,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from buquet.errors import OutcomeUnknown, StoreError, Unavailable
+from buquet.errors import BuquetError, OutcomeUnknown, StoreError, Unavailable
 from buquet.store.interface import (
     Always,
     Blob,
@@ -287,6 +287,18 @@ class _Call:
         )
 
 
+def _doubt(call: _Call, error: BuquetError, condition: Condition) -> _Doubt:
+    """Say what an attempt at a conditional write that failed leaves open; raise if it is nothing."""
+    if isinstance(error, Undecided):
+        call.note(error)
+        return _Doubt(error, read=error.reread and isinstance(condition, IfMatches))
+    if not call.maybe_applied:
+        raise error
+    if isinstance(error, FenceExpired):
+        return _Doubt(error, read=True)
+    raise call.given_up(error) from error
+
+
 class Retrying:
     """A store whose answers are final: see the module's text.
 
@@ -344,37 +356,21 @@ class Retrying:
         if isinstance(condition, Always):
             return await self._repeat(call, lambda: self.once.put(key, body, condition), writes=True)
         while True:
-            sent = await self._send(call, key, body, condition)
-            if not isinstance(sent, _Doubt):
-                return sent
-            if sent.read:
+            try:
+                written = await self.once.put(key, body, condition)
+            except (Undecided, FenceExpired, StoreError) as error:
+                doubt = _doubt(call, error, condition)
+            else:
+                self._budget.earn()
+                if written is not None or not call.maybe_applied:
+                    return written
+                doubt = _Doubt(Undecided("its condition fails, yet nothing has changed", key=key), read=True)
+            if doubt.read:
                 blob = await self._repeat(call, lambda: self.once.get(key))
                 found = judge(blob, body, condition, ours or (lambda read: read == body))
                 if not isinstance(found, Open):
                     return found
-            await call.pause(sent.cause)
-
-    async def _send(
-        self, call: _Call, key: str, body: bytes, condition: Condition
-    ) -> Written | _Doubt | None:
-        """Make one attempt at a conditional write."""
-        try:
-            written = await self.once.put(key, body, condition)
-        except Undecided as cause:
-            call.note(cause)
-            return _Doubt(cause, read=cause.reread and isinstance(condition, IfMatches))
-        except FenceExpired as expired:
-            if not call.maybe_applied:
-                raise
-            return _Doubt(expired, read=True)
-        except StoreError as error:
-            if not call.maybe_applied:
-                raise
-            raise call.given_up(error) from error
-        self._budget.earn()
-        if written is None and call.maybe_applied:
-            return _Doubt(Undecided("its condition fails, yet nothing has changed", key=key), read=True)
-        return written
+            await call.pause(doubt.cause)
 
     async def delete(self, key: str, *, read_at: float | None) -> None:
         """Delete an object; a missing one is no error."""

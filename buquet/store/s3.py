@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 
 from buquet._core.rfc3339 import parse_http_date
 from buquet.clock import JUMP_MS
-from buquet.errors import BadEndpoint
+from buquet.errors import BadEndpoint, StoreError
 from buquet.s3.client import BeforeSign, S3Client
 from buquet.s3.credentials import credentials_for
 from buquet.s3.endpoint import Endpoint
 from buquet.s3.exchange import Limits, Response, TransportError
 from buquet.s3.xml import Error, MalformedXmlError, parse_deleted, parse_error, parse_listing
-from buquet.store.answer import OPEN, Answer, failure, subject, undecided
+from buquet.store.answer import Answer, failure, subject, undecided
 from buquet.store.driver import Driver, Operation, Verdict
 from buquet.store.interface import (
     Blob,
@@ -191,30 +191,23 @@ class S3Store:
         async def an_hour_ago(before_sign: BeforeSign) -> Response:
             return await self._client.get(key, lambda: before_sign() - _OLD_S)
 
-        answer = await self._exchange(_Request(Operation.GET, key, an_hour_ago))
-        if answer.verdict in OPEN:
-            raise undecided(answer, "whether it is refused is open")
-        return answer.verdict not in _SETTLED
+        try:
+            await self._attempt(_Request(Operation.GET, key, an_hour_ago), mended=frozenset(Verdict))
+        except StoreError:
+            return True
+        return False
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice."""
         await self._client.close()
 
-    async def _attempt(self, request: _Request) -> Answer:
-        """Send one request; return an answer that settles it, raise the error of any other."""
-        mended: set[Verdict] = set()
-        while True:
-            answer = await self._exchange(request)
-            if answer.verdict in _SETTLED:
-                return answer
-            if answer.verdict in mended or not await self._mend(answer.verdict, request):
-                raise failure(answer, self._client.endpoint, self._client.region)
-            mended.add(answer.verdict)
+    async def _attempt(self, request: _Request, mended: frozenset[Verdict] = frozenset()) -> Answer:
+        """Send one request; return an answer that settles it, raise the error of any other.
 
-    async def _exchange(self, request: _Request) -> Answer:
-        """Send a request once and judge its answer."""
+        A refusal is not mended again if it is among `mended`.
+        """
         try:
-            return self._read(request, await request.send(partial(self._before_sign, request)))
+            response = await request.send(partial(self._before_sign, request))
         except TransportError as error:
             name = subject(request.operation, request.key)
             raise Undecided(
@@ -222,22 +215,28 @@ class S3Store:
                 applied=None if error.sent else False,
                 key=request.key,
             ) from error
+        answer = self._read(request, response)
+        verdict = answer.verdict
+        if verdict in _SETTLED:
+            return answer
+        if verdict in mended or not await self._mend(verdict, request):
+            raise failure(answer, self._client.endpoint, self._client.region)
+        return await self._attempt(request, mended | {verdict})
 
     def _before_sign(self, request: _Request) -> float:
         """Hold the fence and note the moment; return the Unix time to sign with, in seconds."""
-        check_fence(self._time, request.read_at)
+        if request.read_at is not None:
+            check_fence(self._time, request.read_at)
         local_s = self._time.clock.unix()
         request.signed_at = self._time.clock.monotonic()
         request.generation = self._client.credentials.generation
-        request.by_store_time = self._signs_by_store_time(local_s)
+        if self._trusts is _Trust.LOCAL_UNLESS_AHEAD:
+            # A signature from the future would be good for longer than 15 minutes, and a request
+            # that was held up could then act after the 20 that the protocol reckons with.
+            request.by_store_time = self._time.synced and local_s * 1000 - self._time.upper_ms() > JUMP_MS
+        else:
+            request.by_store_time = self._trusts is _Trust.STORE
         return self._time.now_ms() / 1000 if request.by_store_time else local_s
-
-    def _signs_by_store_time(self, local_s: float) -> bool:
-        if self._trusts is not _Trust.LOCAL_UNLESS_AHEAD:
-            return self._trusts is _Trust.STORE
-        # A signature from the future would be good for longer than 15 minutes, and a request
-        # that was held up could then act after the 20 that the protocol reckons with.
-        return self._time.synced and local_s * 1000 - self._time.upper_ms() > JUMP_MS
 
     def _read(self, request: _Request, response: Response) -> Answer:
         """Learn the store's time from an answer, and judge what it says."""

@@ -21,9 +21,6 @@ from buquet.worker.recent import Recent
 PATIENT_S = 60.0
 """When a marker was first seen is not known any more after this."""
 
-SWEPT_A_LOOK = 16
-"""At each look so many old notes are dropped at least, also by a worker that finds nothing any more."""
-
 DELETED_S = 5.0
 """A marker that is deleted may yet stand in a page that was listed before; after this it is forgotten."""
 
@@ -93,13 +90,11 @@ class Candidates:
 
     def leave(self, key: str, *, for_s: float = math.inf) -> None:
         """Do not try a marker for the next `for_s` seconds."""
-        now = self._clock.monotonic()
-        self._left.put(key, now + for_s)
-        self._left.forget_up_to(now)
+        self._left.put(key, self._clock.monotonic() + for_s)
 
     def forget(self, key: str) -> None:
         """Take note that a marker is deleted."""
-        self._first_seen.forget(key)
+        self._first_seen.pop(key, None)
         self.leave(key, for_s=DELETED_S)
 
     def refill(self, found: Sequence[Seen], *, now_ms: int) -> None:
@@ -107,16 +102,18 @@ class Candidates:
         now = self._clock.monotonic()
         self._clear()
         self._listed_at, self._taken, self._probe = now, 0, None
-        for _ in range(SWEPT_A_LOOK // 2):
-            self._left.forget_up_to(now)
-            self._first_seen.forget_up_to(now - PATIENT_S)
+        self._left.forget_up_to(now)
+        self._first_seen.forget_up_to(now - PATIENT_S)
         for seen in found:
             share = fraction(self._identity, seen.marker.task_id)
             patience = patience_s(share, workers=self.workers)
             since_due_s = (now_ms - seen.marker.due_ms) / 1000
-            waits_since = max(now - since_due_s, self._first_seen.setdefault(seen.key, now))
+            first_seen = self._first_seen.get(seen.key)
+            if first_seen is None:
+                first_seen = now
+                self._first_seen.put(seen.key, now)
+            waits_since = max(now - since_due_s, first_seen)
             heapq.heappush(self._later, (waits_since + patience, share, seen.key, waits_since, seen))
-            self._first_seen.forget_up_to(now - PATIENT_S)
 
     def pop(self) -> Seen | None:
         """Return the next marker to try; None if there is none, or none yet."""

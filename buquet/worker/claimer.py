@@ -110,7 +110,7 @@ class Claimer:
     def forget(self, keys: Collection[str]) -> None:
         """Take note that these markers are deleted."""
         for key in keys:
-            self._has_ledger.forget(key)
+            self._has_ledger.pop(key, None)
             self._candidates.forget(key)
 
     def _look(self, seen: Seen) -> Look:

@@ -6,7 +6,6 @@ import pytest
 
 from buquet.s3.xml import (
     Error,
-    Listed,
     Listing,
     MalformedXmlError,
     build_create_bucket,
@@ -33,16 +32,16 @@ def listing(key: str, etag: str, *, attributes: str = NAMESPACE, encoding: str =
 @pytest.mark.parametrize("etag", ["&#34;e&#34;", '"e"', "&quot;e&quot;", "e"])  # SeaweedFS, LocalStack, Ceph
 @pytest.mark.parametrize("key", ["a%2F+%2B%C3%A9", "a/%20%2B%C3%A9"])  # SeaweedFS, LocalStack
 def test_a_listing(attributes, etag, key):
-    expected = Listed("a/ +é", 7, "e", 1_769_590_800_000)
-    assert parse_listing(listing(key, etag, attributes=attributes)) == Listing((expected,), truncated=True)
+    expected = ("a/ +é", 7, "e", 1_769_590_800_000)
+    assert parse_listing(listing(key, etag, attributes=attributes)) == Listing([expected], truncated=True)
 
 
 def test_a_store_that_does_not_encode():
-    assert parse_listing(listing("a+%20", "e", encoding="")).objects[0].key == "a+%20"
+    assert parse_listing(listing("a+%20", "e", encoding="")).objects[0][0] == "a+%20"
 
 
 def test_an_empty_listing():
-    assert parse_listing(b"<ListBucketResult/>") == Listing((), truncated=False)
+    assert parse_listing(b"<ListBucketResult/>") == Listing([], truncated=False)
 
 
 @pytest.mark.parametrize(
