@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class S3Client:
         self.region = region
         self.credentials = credentials
         limits = limits or Limits()
-        self._slots = asyncio.Semaphore(limits.connections)
+        self._slots = _Slots(limits.connections)
         self._transport = Transport(f"{endpoint.scheme}://{endpoint.host}", limits)
         self._signer: tuple[AccessKeys, Signer] | None = None
 
@@ -127,17 +128,52 @@ class S3Client:
         target = f"{path}?{canonical_query(query)}" if query else path
         headers = headers or {}
         digest = payload_hash(body)
-        await self._slots.acquire()
+        if self._slots.free:
+            self._slots.free -= 1
+        else:
+            await self._slots.wait()
         try:
             signer = self._signer_for(await self.credentials.get())
             signature = signer.sign(method, host, path, query, headers, digest, before_sign())
             wire = self._transport.wire()
             return await wire.exchange(method, target, {**headers, **signature}, body)
         finally:
-            self._slots.release()
+            self._slots.leave()
 
     def _signer_for(self, keys: AccessKeys) -> Signer:
         if self._signer is None or self._signer[0] is not keys:
             signer = Signer(keys.access_key_id, keys.secret_access_key, self.region, keys.session_token)
             self._signer = keys, signer
         return self._signer[1]
+
+
+class _Slots:
+    """So many places; who leaves one gives it to who has waited longest.
+
+    `asyncio.Semaphore` does the same for five times as many calls, a few per cent of a request.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        """How many may be taken at once, by who counts this down; none while somebody waits."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait for a place while none is free; it is taken then."""
+        given = asyncio.get_running_loop().create_future()
+        self._waiting.append(given)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give a place back."""
+        while self._waiting:
+            given = self._waiting.popleft()
+            if not given.done():
+                given.set_result(None)
+                return
+        self.free += 1

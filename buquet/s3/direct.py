@@ -2,8 +2,8 @@
 
 aiohttp finds and opens the connections (DNS, TCP, TLS) and parses the answers; the bytes of a
 request are our own, and so is the choice of an idle connection. So a small PUT costs less than
-half of a session's CPU time (`make bench`). The parts used here are not aiohttp's public ones: `fits` tells whether the
-installed release has them.
+half of a session's CPU time (`make bench`). The parts used here are not aiohttp's public ones:
+`fits` tells whether the installed release has them.
 """
 
 from __future__ import annotations
@@ -279,6 +279,9 @@ class _Line:
 
         Not `writelines`: from Python 3.12 on an empty item makes its loop spin for ever.
         """
+        if len(request) <= PIECE_BYTES:
+            self._transport.write(request)
+            return 0  # so little is no progress worth a look
         view = memoryview(request)
         for start in range(0, len(request), PIECE_BYTES):
             self._transport.write(view[start : start + PIECE_BYTES])

@@ -58,14 +58,20 @@ def parse_listing(body: bytes) -> Listing:
     Keys are decoded if the store says that it encoded them: a space is `+` at some stores
     and `%20` at others, a plus sign is `%2B` at all.
     """
-    root = _root(body, "ListBucketResult")
-    encoded = _text(root, "EncodingType") == "url"
+    contents: list[Element] = []
+    rest: dict[str, str | None] = {}
+    for child in _root(body, "ListBucketResult"):
+        name = child.tag.rpartition("}")[2]
+        if name == "Contents":
+            contents.append(child)
+        else:
+            rest[name] = child.text
+    encoded = rest.get("EncodingType") == "url"
     try:
-        contents = [child for child in root if child.tag.rpartition("}")[2] == "Contents"]
         objects = [_listed(element, encoded=encoded) for element in contents]
     except ValueError as error:
         raise MalformedXmlError(f"a listing with a wrong number or time: {error}") from None
-    truncated = _text(root, "IsTruncated") == "true"
+    truncated = rest.get("IsTruncated") == "true"
     if truncated and not objects:
         raise MalformedXmlError("a listing that is cut off before its first key: nothing says where to go on")
     return Listing(objects, truncated)

@@ -52,6 +52,7 @@ import enum
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from buquet.errors import BuquetError, OutcomeUnknown, StoreError, Unavailable
@@ -355,22 +356,39 @@ class Retrying:
         call = self._call("PUT", key)
         if isinstance(condition, Always):
             return await self._repeat(call, lambda: self.once.put(key, body, condition), writes=True)
+        settle = partial(self._settle, call, key, body, condition, ours or (lambda read: read == body))
         while True:
             try:
                 written = await self.once.put(key, body, condition)
             except (Undecided, FenceExpired, StoreError) as error:
-                doubt = _doubt(call, error, condition)
+                # Not kept in a variable: with its traceback it would keep this frame, and the body.
+                found = await settle(_doubt(call, error, condition))
             else:
                 self._budget.earn()
                 if written is not None or not call.maybe_applied:
                     return written
-                doubt = _Doubt(Undecided("its condition fails, yet nothing has changed", key=key), read=True)
-            if doubt.read:
-                blob = await self._repeat(call, lambda: self.once.get(key))
-                found = judge(blob, body, condition, ours or (lambda read: read == body))
-                if not isinstance(found, Open):
-                    return found
-            await call.pause(doubt.cause)
+                unchanged = Undecided("its condition fails, yet nothing has changed", key=key)
+                found = await settle(_Doubt(unchanged, read=True))
+            if not isinstance(found, Open):
+                return found
+
+    async def _settle(
+        self,
+        call: _Call,
+        key: str,
+        body: bytes,
+        condition: Condition,
+        ours: Callable[[bytes], bool],
+        doubt: _Doubt,
+    ) -> Written | Open | None:
+        """Read what has become of a conditional write where that tells; else pause for the next attempt."""
+        if doubt.read:
+            blob = await self._repeat(call, lambda: self.once.get(key))
+            found = judge(blob, body, condition, ours)
+            if not isinstance(found, Open):
+                return found
+        await call.pause(doubt.cause)
+        return Open.OPEN
 
     async def delete(self, key: str, *, read_at: float | None) -> None:
         """Delete an object; a missing one is no error."""

@@ -19,7 +19,7 @@ from liar import Liar, answer
 from buquet.clock import SystemClock
 from buquet.config import AccessKeys
 from buquet.s3 import direct, session
-from buquet.s3.client import S3Client
+from buquet.s3.client import S3Client, _Slots
 from buquet.s3.credentials import StaticCredentials
 from buquet.s3.endpoint import Endpoint
 from buquet.s3.exchange import Limits, TransportError
@@ -429,6 +429,23 @@ async def test_a_request_is_signed_only_when_it_is_sent():
         await asyncio.gather(first, second)
         await client.close()
     assert signed == ["first", "second"]
+
+
+@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+async def test_a_place_that_a_cancelled_request_was_given_goes_to_the_next():
+    slots = _Slots(1)
+    slots.free -= 1
+    first, second, third = (asyncio.create_task(slots.wait()) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    slots.leave()  # to the first, which is cancelled before it takes note
+    first.cancel()
+    async with asyncio.timeout(1):
+        await third
+    assert first.cancelled()
+    assert second.cancelled()
+    slots.leave()
+    assert slots.free == 1
 
 
 async def test_what_the_hook_raises_stops_the_request():

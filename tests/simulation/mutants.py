@@ -327,8 +327,8 @@ MUTANTS = (
         (
             Patch(
                 "store/retry.py",
-                "        if written is None and call.maybe_applied:\n",
-                "        if written is None and call.maybe_applied and not key:\n",
+                "if written is not None or not call.maybe_applied:\n",
+                "if written is not None or not call.maybe_applied or key:\n",
             ),
         ),
     ),
@@ -338,14 +338,11 @@ MUTANTS = (
         (
             Patch(
                 "store/retry.py",
-                """        except Undecided as cause:
-            call.note(cause)
-            return _Doubt""",
-                """        except Undecided as cause:
-            if "409" in str(cause):
-                return None
-            call.note(cause)
-            return _Doubt""",
+                "            except (Undecided, FenceExpired, StoreError) as error:\n",
+                """            except (Undecided, FenceExpired, StoreError) as error:
+                if "409" in str(error):
+                    return None
+""",
             ),
         ),
     ),

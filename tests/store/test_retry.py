@@ -1,9 +1,11 @@
 """The retry layer over a store that misbehaves on cue. All of it in virtual time."""
 
 import asyncio
+import gc
 import itertools
 import logging
 import math
+import weakref
 
 import pytest
 
@@ -141,6 +143,27 @@ async def test_every_read_is_repeated(clock):
     assert (await bench.store.head(KEY)).size == len(MINE)
     assert [entry.key for entry in (await bench.store.list("tasks/")).entries] == [KEY]
     assert bench.wire.counts == {"get": 4, "head": 4, "list": 4}
+
+
+@virtual
+async def test_a_write_that_was_settled_is_not_left_to_the_garbage_collector(clock):
+    """In an outage there would be many, each with its body."""
+
+    class Ours:
+        def __call__(self, body: bytes) -> bool:
+            return body == MINE
+
+    gc.collect()
+    gc.disable()
+    try:
+        for faults in ([Lost(), Lost()], [LostReply(), Lost()], [Conflict(), Busy()]):
+            bench, ours = Bench(clock, faults), Ours()
+            await bench.store.put(KEY, MINE, IfAbsent(clock.monotonic()), ours=ours)
+            ended = weakref.ref(ours)
+            del ours
+            assert ended() is None, faults
+    finally:
+        gc.enable()
 
 
 @virtual
