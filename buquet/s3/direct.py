@@ -75,12 +75,14 @@ class Direct:
     async def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Send one request and read the whole answer."""
         request = self._head(method, target, headers, len(body)) + body
-        began = self._loop.time()
-        line = self._idle_line(began)
+        now = self._loop.time()
+        deadline = now + self._limits.total_s
+        line = self._idle_line(now)
         try:
             if line is None:
-                line = await self._connect(began)
-            line.begin(began, self._quiet_s(len(body)), self._limits.total_s)
+                line = await self._connect()
+                now = self._loop.time()
+            line.begin(now, self._quiet_s(len(body)), deadline)
             self._busy[line] = None
             if line.due < self._looks_at:
                 self._look_at(line.due)
@@ -137,11 +139,12 @@ class Direct:
             line.close()
         return None
 
-    async def _connect(self, now: float) -> _Line:
+    async def _connect(self) -> _Line:
         """Return a new connection on which nothing is under way."""
         # Bounded: a server may speak first on each of them.
         for _ in range(MOST_SPOILT):
-            line = _Line(await self._connector.connect(self._address, [], self._connecting), now)
+            connection = await self._connector.connect(self._address, [], self._connecting)
+            line = _Line(connection, now := self._loop.time())
             if line.is_good(now):
                 return line
             line.close()
@@ -211,14 +214,14 @@ class _Line:
         """Close the connection; what is under way on it fails."""
         self._connection.close()
 
-    def begin(self, now: float, quiet_s: float, total_s: float) -> None:
-        """Begin an exchange."""
+    def begin(self, now: float, quiet_s: float, deadline: float) -> None:
+        """Begin an exchange that may be silent for `quiet_s` seconds, and must end by `deadline`."""
         self.used_at = now
-        self.due = now + min(quiet_s, total_s)
+        self.due = min(now + quiet_s, deadline)
         """When it must be looked at."""
         self.is_reusable = False
         """Whether the answer was read to its end, so that another request may follow."""
-        self._deadline = now + total_s
+        self._deadline = deadline
         self._quiet_s = quiet_s
         self._over = ""
 
