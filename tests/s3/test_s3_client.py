@@ -1,6 +1,7 @@
 """The client on the wire: one attempt, nothing hidden, and nothing left behind.
 
-Each test runs on both wires: straight on aiohttp's connections, and by its `ClientSession`.
+Each test runs on both wires: straight on aiohttp's connections, on either event loop, and by its
+`ClientSession`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import ssl
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from liar import Liar, answer
 
 from buquet.clock import SystemClock
@@ -28,11 +31,19 @@ now = SystemClock().unix
 KEYS = AccessKeys("AKIDKEY", "hunter2", "sesame")
 
 
-@pytest.fixture(params=["direct", "session"], autouse=True)
+@pytest.fixture(params=["direct", "direct on uvloop", "session"], autouse=True)
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "session":
         monkeypatch.setattr(direct, "fits", lambda: False)
-    return request.param
+    return request.param.partition(" ")[0]
+
+
+@pytest.fixture(autouse=True)
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """The event loop of a test, in place of the one that serves all others."""
+    is_uvloop = "uvloop" in request.node.callspec.params["wire"]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if is_uvloop else None) as runner:
+        yield runner
 
 
 def client_of(endpoint: str, **limits: float) -> S3Client:
@@ -177,7 +188,7 @@ async def test_a_request_given_up_leaves_nothing_for_the_next(part):
     assert liar.connections == 2
 
 
-@pytest.mark.parametrize("wire", ["direct"], indirect=True)  # aiohttp's session takes it
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)  # aiohttp's session takes it
 async def test_an_answer_that_nobody_asked_for_is_not_taken():
     async def talk_on(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, b"asked for"))
@@ -248,7 +259,9 @@ async def test_an_answer_without_a_length_ends_with_its_connection():
     assert liar.connections == 2
 
 
-@pytest.mark.parametrize("wire", ["direct"], indirect=True)  # aiohttp's session reads all to the end
+@pytest.mark.parametrize(
+    "wire", ["direct", "direct on uvloop"], indirect=True
+)  # aiohttp's session reads all to the end
 async def test_where_answers_to_a_put_have_no_length_the_second_is_read_whole():
     async def answer_and_close(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 409 Conflict\r\n\r\n<Error/>")
@@ -266,7 +279,7 @@ async def test_where_answers_to_a_put_have_no_length_the_second_is_read_whole():
     assert liar.connections == 3
 
 
-@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)
 async def test_each_exchange_is_broken_off_in_its_own_time():
     """One timer serves them all."""
     async with Liar(stay_silent) as liar:
@@ -431,7 +444,7 @@ async def test_a_request_is_signed_only_when_it_is_sent():
     assert signed == ["first", "second"]
 
 
-@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)
 async def test_a_place_that_a_cancelled_request_was_given_goes_to_the_next():
     slots = _Slots(1)
     slots.free -= 1
@@ -487,7 +500,7 @@ async def test_never_more_sockets_than_connections():
     ("part", "other"),
     [("ResponseHandler", object), ("ClientRequest", lambda url: url), ("aiohttp", object())],
 )
-@pytest.mark.parametrize("wire", ["direct"], indirect=True)
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)
 async def test_another_aiohttp_is_used_by_its_session(part, other, monkeypatch):
     assert direct.fits()
     with monkeypatch.context() as patch:
