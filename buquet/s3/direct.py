@@ -80,7 +80,8 @@ class Direct:
         line = self._idle_line(now)
         try:
             if line is None:
-                line = await self._connect()
+                async with asyncio.timeout_at(deadline):
+                    line = await self._connect()
                 now = self._loop.time()
             line.begin(now, self._quiet_s(len(body)), deadline)
             self._busy[line] = None
@@ -96,7 +97,7 @@ class Direct:
                 if line.is_reusable and not self.closed:
                     self._idle.append(line)
                 else:
-                    line.close()
+                    line.abort()
         except _FAILURES as error:
             failure = TransportError.of(error, sent=line is not None)
         # Raised out here, so that nothing of the connection hangs on it as its context.
@@ -107,6 +108,8 @@ class Direct:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
+        for line in self._busy:
+            line.abort()
         idle, self._idle = self._idle, []
         try:
             await self._connector.close()
@@ -211,7 +214,12 @@ class _Line:
         return is_fresh and not self._protocol.should_close and not self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection; what is under way on it fails."""
+        """Close a connection on which nothing is under way."""
+        self._connection.close()
+
+    def abort(self) -> None:
+        """Close the connection at once: what is under way fails, what was not sent yet never will be."""
+        self._transport.abort()
         self._connection.close()
 
     def begin(self, now: float, quiet_s: float, deadline: float) -> None:
@@ -243,6 +251,7 @@ class _Line:
         try:
             message, content = await protocol.read()
             while message.code < 200:  # "100 Continue" and its like come before the answer
+                self.due = min(asyncio.get_running_loop().time() + self._quiet_s, self._deadline)
                 message, content = await protocol.read()
             if message.should_close and not (bodiless or to_end):
                 _check_length(message)
@@ -257,6 +266,8 @@ class _Line:
             raise
         # Unless it was refused before it was sent whole.
         self.is_reusable = not message.should_close and not self._transport.get_write_buffer_size()
+        # So each byte that comes unasked is kept, and noticed, not taken for the beginning of an answer.
+        protocol._parser = None  # noqa: SLF001
         return Response(message.code, message.headers, body)
 
     def look(self, now: float) -> None:
@@ -314,8 +325,8 @@ def fits() -> bool:
         inspect.signature(ResponseHandler.set_response_params).bind(
             None, skip_payload=False, read_until_eof=True, auto_decompress=False
         )
+        sets_parser = "_parser" in ResponseHandler.set_response_params.__code__.co_names
     except (AttributeError, TypeError):
         return False
-    return all(
-        hasattr(ResponseHandler, name) for name in ("should_close", "read", "read_timeout", "start_timeout")
-    )
+    names = ("should_close", "read", "read_timeout", "start_timeout")
+    return sets_parser and all(hasattr(ResponseHandler, name) for name in names)

@@ -62,7 +62,7 @@ class Limits:
     connect_s:
         Longest time for DNS, TCP and TLS.
     read_s:
-        Longest silence while an answer is awaited or read.
+        Longest time until the head of an answer is there, and longest silence while its body is read.
     total_s:
         Longest time of an exchange as a whole, against answers that drip.
     """

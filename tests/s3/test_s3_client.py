@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,27 @@ async def test_an_answer_that_nobody_asked_for_is_not_taken():
     assert liar.connections == 2
 
 
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)
+@pytest.mark.parametrize(
+    "part", [b"\r\n", b"HTTP/1.1 500 Bad\r\nx-a: ", b"HTTP/1.1 408 Time-out\r\ncontent-le"]
+)
+async def test_the_beginning_of_an_answer_that_nobody_asked_for_is_noticed(part):
+    async def talk_on(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(200, b"asked for"))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(part)
+        await asyncio.sleep(60)
+
+    async with Liar(talk_on, answer(200, b"next")) as liar:
+        client = client_of(liar.endpoint)
+        assert (await client.get("a", now)).body == b"asked for"
+        await asyncio.sleep(0.1)
+        assert (await client.get("a", now)).body == b"next"
+        await client.close()
+    assert liar.connections == 2
+
+
 async def test_a_connection_that_closed_in_the_pool_is_not_used():
     async def answer_once(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, b"first"))
@@ -376,6 +399,70 @@ async def test_a_body_that_is_taken_slowly_is_no_silence():
         await client.close()
 
 
+class Deaf:
+    """A server that reads nothing until it is asked to."""
+
+    def __enter__(self) -> Deaf:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setblocking(False)
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def hear(self) -> int:
+        """Read to the connection's end; return how many bytes came."""
+        loop = asyncio.get_running_loop()
+        connection, _ = await loop.sock_accept(self._socket)
+        heard = 0
+        with connection, suppress(ConnectionResetError):
+            while data := await loop.sock_recv(connection, 1 << 16):
+                heard += len(data)
+        return heard
+
+
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)  # a session lingers
+async def test_what_a_cancelled_request_had_not_sent_is_dropped():
+    with Deaf() as server:
+        client = client_of(server.endpoint)
+        putting = asyncio.create_task(client.put("a", bytes(BIG), {}, now))
+        await asyncio.sleep(0.2)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        async with asyncio.timeout(3):
+            assert await server.hear() < BIG
+        await client.close()
+
+
+@pytest.mark.parametrize("wire", ["direct", "direct on uvloop"], indirect=True)  # a session hangs
+async def test_closing_ends_a_request_that_is_stuck():
+    with Deaf() as server:
+        client = client_of(server.endpoint)
+        putting = asyncio.create_task(client.put("a", bytes(BIG), {}, now))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(1):
+            await client.close()
+            with pytest.raises(TransportError) as caught:
+                await putting
+    assert caught.value.sent
+
+
+async def test_news_that_the_answer_will_come_is_no_silence():
+    async def process(writer: asyncio.StreamWriter) -> None:
+        for _ in range(6):
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await asyncio.sleep(0.2)
+        writer.write(answer(200, b"at last"))
+        await writer.drain()
+
+    async with Liar(process) as liar:
+        client = client_of(liar.endpoint, read_s=0.6)
+        assert (await client.get("a", now)).body == b"at last"
+        await client.close()
+
+
 async def test_a_header_cannot_smuggle_another():
     async with Liar(answer()) as liar:
         client = client_of(liar.endpoint)
@@ -393,6 +480,16 @@ async def test_tls_that_does_not_come_about_means_not_sent():
             await client.put("a", b"", {}, now)
         await client.close()
     assert not caught.value.sent
+
+
+async def test_the_time_for_connecting_is_part_of_the_whole(wire):
+    with Deaf() as server:
+        client = client_of(server.endpoint.replace("http:", "https:"), connect_s=5.0, total_s=0.4)
+        async with asyncio.timeout(2):
+            with pytest.raises(TransportError) as caught:
+                await client.put("a", b"", {}, now)
+        await client.close()
+    assert caught.value.sent == (wire == "session"), "a session does not tell"
 
 
 async def test_nobody_there_means_not_sent():
