@@ -118,9 +118,7 @@ async def take(queue: Queue) -> Census:
     """
     census = Census(by_shard={shard: Counts() for shard in queue.keys.shards()})
     census.sessions = await read_sessions(queue)
-    for seen in census.sessions:
-        for lease in seen.session.journal:
-            _count(census, queue, lease.task_id, "running")
+    _count_journals(census, queue, "live")
     async for entry in entries(queue.store, queue.keys.ready):
         try:
             marker = queue.keys.parse_marker(entry.key)
@@ -135,8 +133,16 @@ async def take(queue: Queue) -> Census:
         except PoisonRecord:
             continue
         _count(census, queue, task_id, "failed")
+    # Whose owner was lost, and which nobody has taken back yet; once it is buried, they were.
+    _count_journals(census, queue, "stale")
     census.at_ms = queue.store.time.now_ms()
     return census
+
+
+def _count_journals(census: Census, queue: Queue, state: str) -> None:
+    for seen in census.sessions:
+        for lease in seen.session.journal if seen.state == state else ():
+            _count(census, queue, lease.task_id, "running")
 
 
 def _count(census: Census, queue: Queue, task_id: str, state: str, due_ms: int = 0) -> None:

@@ -8,7 +8,7 @@ import click
 
 from buquet.cli import output
 from buquet.cli.options import Where, connected, json_flag
-from buquet.cli.program import NEGATIVE, Verb
+from buquet.cli.program import NEGATIVE, Verb, worded
 
 if TYPE_CHECKING:
     from buquet.cli.checkup import Line
@@ -36,10 +36,10 @@ def doctor(where: Where, *, as_json: bool) -> int:
             output.emit(line)
             return
         mark, style = MARKS[line.state]
-        cure = f": {line.cure}" if line.cure else ""
-        console.print(
-            output.styled(mark, style), f"{line.what:<14}", output.styled(line.found + cure, most=2000)
-        )
+        found = worded(line.found)
+        console.print(output.styled(mark, style), f"{line.what:<14}", output.styled(found, most=2000))
+        if line.cure:
+            console.print(" " * 16, output.styled(f"→ {line.cure}", most=2000))
 
     is_well = run_async(check_up(where, show))
     return 0 if is_well else NEGATIVE

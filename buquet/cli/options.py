@@ -61,7 +61,10 @@ class Where:
     def connect(self, *, create_bucket: bool = False, shard_prefix_len: int | None = None) -> Connecting:
         """Return what `buquet.connect()` makes of it."""
         from buquet.connection import connect
+        from buquet.errors import ConfigError
 
+        if (self.endpoint or "").startswith("memory:"):
+            raise ConfigError("memory: ends with the process, and every task with it: use local:PATH instead")
         return connect(
             self.endpoint,
             self.bucket,

@@ -162,9 +162,9 @@ def _explained(error: BaseException) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, ConfigError | InvalidInput | InvalidInputType):
-        return _worded(str(error)), USAGE
+        return worded(str(error)), USAGE
     if isinstance(error, BuquetError):
-        return _worded(str(error)), STORE
+        return worded(str(error)), STORE
     if isinstance(error, LookupError) and not isinstance(error, KeyError | IndexError):
         return str(error), NOT_FOUND
     if isinstance(error, TimeoutError):
@@ -175,7 +175,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
     return f"unexpected {type(error).__name__}: {error}; {cure}", NEGATIVE
 
 
-def _worded(message: str) -> str:
+def worded(message: str) -> str:
     """Name flags where an error of the library names arguments of `connect`."""
     for argument, flag in _FLAGS.items():
         message = message.replace(argument, flag)
@@ -186,5 +186,6 @@ _FLAGS = {
     "pass bucket=...": "pass --bucket",
     "pass endpoint=...": "pass --endpoint",
     "check the endpoint, or let connect(wait_s=...) wait for it": "or check --endpoint",
+    "connect(create_bucket=True)": "`buquet init`",
     "replace=True": "--replace",
 }

@@ -52,6 +52,7 @@ BAD = [
         "no bucket is configured: pass --bucket or set S3_BUCKET",
     ),
     (["init", "--endpoint", "local:missing/queue.db"], 2, "missing"),
+    (["submit", "echo", "--endpoint", "memory:", "--bucket", "jobs"], 2, "use local:PATH instead"),
     (["stats", "--endpoint", "http://127.0.0.1:9", "--bucket", "jobs"], 3, "start it, or check --endpoint"),
     (
         ["bench", "--endpoint", "http://127.0.0.1:9", "--bucket", "jobs", "--driver", "no"],

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 from command_line import Cli
+
+from buquet import connect
+from buquet._core.rfc3339 import format_ms
+from buquet.protocol.session import LIVE, TOMBSTONE, Entry, Session, encode, session_key
+from buquet.store.interface import Always
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -143,3 +149,29 @@ def test_what_a_task_says_cannot_command_a_terminal(local: Cli) -> None:
         assert "\x07" not in shown
     for verb in (["list"], ["failed", "list"], ["tail", "--since", "1h"]):
         assert "\x1b" not in local(*verb).stdout
+
+
+def test_a_dead_workers_tasks_run_only_until_they_are_taken_back(local: Cli) -> None:
+    ids = [line["id"] for line in local.json("submit", "echo", "--lines", "-", stdin="1\n2\n3\n")]
+    lost = "019b0000-0000-7000-8000-000000000000"
+
+    async def die() -> None:
+        """Leave sessions of three workers: one lives, one has died, one was buried."""
+        async with connect(local.environment["S3_ENDPOINT"], local.environment.get("S3_BUCKET")) as queue:
+            for number, (state, lifetime_s) in enumerate([(LIVE, 60), (LIVE, 1e-9), (TOMBSTONE, 60)]):
+                name, at = f"w{number}", format_ms(queue.store.time.now_ms())
+                session = Session(
+                    nonce=name,
+                    state=state,
+                    worker_id=name,
+                    incarnation=name,
+                    started_at=at,
+                    beat_at=at,
+                    lifetime_s=lifetime_s,
+                    journal=[Entry(ids[number], name, at), *[Entry(lost, name, at)] * (number == 1)],
+                )
+                await queue.store.put(session_key("", name, name), encode(session), Always())
+
+    asyncio.run(die())
+    (stats,) = local.json("stats")
+    assert (stats["ready"], stats["running"], stats["workers"]) == (2, 2, 1)
