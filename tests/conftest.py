@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,15 @@ TEST_TIMEOUT_S = 120
 """No single coroutine test may take longer, so that one that hangs is named."""
 
 OpenStore = Callable[[], Store]
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C stop what the tests start, also where they run in the background.
+
+    A shell without job control starts background jobs with SIGINT ignored, and that is inherited.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- coroutine tests -----------------------------------------------------------------------
