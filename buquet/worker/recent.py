@@ -33,7 +33,7 @@ class Recent(OrderedDict[str, float]):
         It looks at twice as many as were noted since the last call, so that what is noted does not
         outgrow what is worth it.
         """
-        count, self._noted = LOOKED_AT + 2 * self._noted, 0
+        count, self._noted = 2 * self._noted or LOOKED_AT, 0
         for key in [*islice(self, count)]:
             if self[key] > number:
                 self.move_to_end(key)
